@@ -1,0 +1,1 @@
+"""Poolgate's gateway: one OpenAI-compatible endpoint in front of pools of vLLM servers."""

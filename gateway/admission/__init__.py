@@ -1,0 +1,1 @@
+"""Whether a request may pass: keys, budgets, length."""

@@ -1,0 +1,1 @@
+"""config.toml: names, checks, revision, and what every process derives from it."""

@@ -1,0 +1,235 @@
+"""config.toml as types: names, units, defaults. What a file says about itself is checked here; the machine is not.
+
+Sections are frozen; unknown keys are errors. Cross-section checks (names, cycles, GPU shares) are in `rules.py`.
+vLLM's own options keep vLLM's own names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+TomlValue = str | int | float | bool | list[Any] | dict[str, Any]
+
+# flags that the supervisor sets itself; in vllm_args they would fight with it
+RESERVED_VLLM_ARGS = frozenset(
+    {
+        "model",
+        "served_model_name",
+        "host",
+        "port",
+        "uds",
+        "api_key",
+        "root_path",
+        "api_server_count",
+        "data_parallel_size",
+        "config",
+    }
+)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class TimeoutsSection(Section):
+    """Deadlines of one request, in seconds."""
+
+    body_s: PositiveSeconds = 30  # silence while the client sends its body
+    connect_s: PositiveSeconds = 2
+    first_byte_s: PositiveSeconds = 120
+    gap_s: PositiveSeconds = 60  # silence between two reads of a reply
+    write_s: PositiveSeconds = 60  # a client that does not read its reply
+    total_s: PositiveSeconds = 600
+
+
+class GatewaySection(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=1, le=65535)
+    processes: int = Field(1, ge=0, le=256)  # 0: one per core
+    max_body_bytes: int = Field(8_388_608, ge=1024)
+    drain_s: PositiveSeconds = 30
+    state_dir: str = ".poolgate"  # relative to the config file
+    timeouts: TimeoutsSection = TimeoutsSection()
+
+
+class RedisSection(Section):
+    url: SecretStr = SecretStr("embedded")  # may hold a password: never printed
+    on_outage: Literal["share", "open", "closed"] = "share"
+    timeout_s: PositiveSeconds = 0.05  # one call of the request path
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: SecretStr) -> SecretStr:
+        text = url.get_secret_value()
+        if text != "embedded" and not text.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError('must be "embedded", redis://…, rediss://… or unix://…')
+        return url
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.url.get_secret_value() == "embedded"
+
+
+class ClassSection(Section):
+    """A class of callers. Lower priority goes first, as in vLLM."""
+
+    priority: int = Field(0, ge=-1000, le=1000)
+
+
+class LimitsSection(Section):
+    """Budgets; an absent one is not limited."""
+
+    requests_per_min: int | None = Field(None, ge=1, le=10**9)
+    tokens_per_min: int | None = Field(None, ge=1, le=10**12)
+    in_flight: int | None = Field(None, ge=1, le=10**6)
+
+
+class UserSection(Section):
+    limits: LimitsSection = LimitsSection()
+
+
+class KeySection(Section):
+    """A static key: its SHA-256, or the name of the environment variable that holds it."""
+
+    key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    sha256: str | None = Field(None, pattern=r"^[0-9a-fA-F]{64}$")
+    user: str | None = None
+    class_: str | None = Field(None, alias="class")  # default: the class with the lowest number of all
+    models: list[str] = ["*"]
+    limits: LimitsSection = LimitsSection()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> KeySection:
+        if (self.key_env is None) == (self.sha256 is None):
+            raise ValueError(
+                "give exactly one of key_env (name of an environment variable) and sha256 (64 hex digits); "
+                "a key in clear is refused"
+            )
+        return self
+
+
+class WorkersSection(Section):
+    vllm: str = "vllm"  # the command; with a slash in it: relative to the config file
+    env: dict[str, str] = {}  # for every worker
+    load_s: PositiveSeconds = 1800  # from spawn to ready
+    stop_s: PositiveSeconds = 20  # from SIGTERM to SIGKILL
+
+
+class ReplicaSection(Section):
+    """One worker. No `gpus`: GPU 0 where there is an NVIDIA GPU, else the CPU."""
+
+    gpus: list[int | str] | None = None  # index, GPU-UUID or MIG-UUID; [] forces the CPU
+
+
+class PoolSection(Section):
+    """Interchangeable replicas: workers of this host (`model`), or servers that somebody else runs (`urls`)."""
+
+    model: str | None = None  # directory (with a slash: relative to the config file) or hub name
+    urls: list[str] | None = None
+    served_name: str | None = None  # default: the pool's name; for urls: the name those servers know
+    vllm: str | None = None  # this pool on another vLLM
+    env: dict[str, str] = {}
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    quantization: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = Field(None, ge=1)
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    max_num_seqs: int | None = Field(None, ge=1)
+    scheduling_policy: Literal["fcfs", "priority"] | None = None
+    vllm_args: dict[str, TomlValue] = {}
+    replicas: list[ReplicaSection] = [ReplicaSection()]
+
+    @field_validator("urls")
+    @classmethod
+    def _plain_http(cls, urls: list[str] | None) -> list[str] | None:
+        for url in urls or []:
+            if not url.startswith("http://") or len(url) < 8:
+                raise ValueError("each url must look like http://host:port; TLS upstreams are not supported")
+        return urls
+
+    @field_validator("vllm_args")
+    @classmethod
+    def _not_reserved(cls, args: dict[str, TomlValue]) -> dict[str, TomlValue]:
+        own = {"tensor_parallel_size", "quantization", "dtype", "max_model_len", "gpu_memory_utilization"}
+        own |= {"max_num_seqs", "scheduling_policy"}
+        for name in args:
+            plain = name.replace("-", "_").lstrip("_")
+            if plain in RESERVED_VLLM_ARGS:
+                raise ValueError(f'"{name}" is set by Poolgate itself; remove it')
+            if plain in own:
+                raise ValueError(f'"{name}" has a key of its own: write it as {plain} = … in the pool')
+        return args
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> PoolSection:
+        if (self.model is None) == (self.urls is None):
+            raise ValueError("give exactly one of model (workers of this host) and urls (servers that others run)")
+        if self.urls is not None:
+            worker_keys = self.model_fields_set - {"urls", "served_name", "max_model_len", "scheduling_policy"}
+            if worker_keys:
+                raise ValueError(f"{', '.join(sorted(worker_keys))}: only for pools with model, not with urls")
+            if not self.urls:
+                raise ValueError("urls is empty; list at least one")
+        elif not self.replicas:
+            raise ValueError("replicas is empty; list at least one, e.g. replicas = [{ gpus = [0] }]")
+        return self
+
+
+class TargetSection(Section):
+    pool: str
+    weight: float = Field(1.0, gt=0, le=1_000_000)
+
+
+class OrderSection(Section):
+    targets: list[TargetSection] = Field(min_length=1)
+    fallback: list[str] = []
+
+
+class RouteSection(Section):
+    """What a client writes in `model`."""
+
+    aliases: list[ModelName] = []
+    targets: list[TargetSection] = Field(min_length=1)
+    fallback: list[str] = []  # pools in order, when no replica of the targets can serve
+    by_class: dict[str, OrderSection] = {}  # another pool order for the callers of a class
+    max_output_tokens: int | None = Field(None, ge=1)
+    on_max_output: Literal["clamp", "refuse"] = "clamp"
+    defaults: dict[str, TomlValue] = {}  # sampling settings, only where the client said nothing
+    limits: LimitsSection = LimitsSection()
+
+    @field_validator("defaults")
+    @classmethod
+    def _only_sampling(cls, defaults: dict[str, TomlValue]) -> dict[str, TomlValue]:
+        owned = {"model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
+        for name in sorted(owned | {"priority", "n"}):
+            if name in defaults:
+                raise ValueError(f'"{name}" cannot have a default; use max_output_tokens for the output cap')
+        return defaults
+
+
+class Config(BaseSettings):
+    """The whole file. Environment variables POOLGATE_SECTION__KEY override single values."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        env_prefix="POOLGATE_",
+        env_nested_delimiter="__",
+        case_sensitive=False,
+    )
+
+    gateway: GatewaySection = GatewaySection()
+    redis: RedisSection = RedisSection()
+    classes: dict[Name, ClassSection] = {"default": ClassSection()}
+    users: dict[Name, UserSection] = {}
+    keys: dict[Name, KeySection] = {}
+    workers: WorkersSection = WorkersSection()
+    pools: dict[Name, PoolSection] = Field(min_length=1)
+    routes: dict[ModelName, RouteSection] = Field(min_length=1)

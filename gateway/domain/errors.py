@@ -1,0 +1,199 @@
+"""Every error the gateway raises on purpose; `edge/respond.py` alone turns one into a status and a body.
+
+Each error carries a stable `code` (documented in docs/errors.md), who is at fault (`source`), whether trying again
+can help (`retry`), a public message, and where it applies the request field that it is about (`param`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Source(StrEnum):
+    """Who caused an error: told to the caller in `x-poolgate-error-source`."""
+
+    CLIENT = "client"
+    GATEWAY = "gateway"
+    ENGINE = "engine"
+
+
+class Retry(StrEnum):
+    """What may help: nothing, another replica at once, or the same call later."""
+
+    NEVER = "never"
+    OTHER_REPLICA = "other_replica"
+    LATER = "later"
+
+
+class GatewayError(Exception):
+    """Base of all. `retry_after_s` is set exactly when `retry` is LATER."""
+
+    code: ClassVar[str] = "gateway_error"
+    source: ClassVar[Source] = Source.GATEWAY
+    retry: ClassVar[Retry] = Retry.NEVER
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+# --- the caller's request -------------------------------------------------------------------------------------------
+
+
+class BadRequest(GatewayError):
+    """The body cannot be understood, or a field has a value that no engine would take."""
+
+    code = "invalid_request"
+    source = Source.CLIENT
+
+
+class ContextTooLong(BadRequest):
+    """Prompt and asked output do not fit the window of any pool of the route."""
+
+    code = "context_length_exceeded"
+
+
+class BodyTooLarge(GatewayError):
+    """The body passed `gateway.max_body_bytes` while it was read."""
+
+    code = "request_too_large"
+    source = Source.CLIENT
+
+
+class UnsupportedEncoding(GatewayError):
+    """The body is compressed; send it plain."""
+
+    code = "unsupported_content_encoding"
+    source = Source.CLIENT
+
+
+class BodyTimeout(GatewayError):
+    """The caller stopped sending its body before the end."""
+
+    code = "request_timeout"
+    source = Source.CLIENT
+
+
+class ClientGone(GatewayError):
+    """The caller hung up; nobody is left to answer."""
+
+    code = "client_closed_request"
+    source = Source.CLIENT
+
+
+class InvalidKey(GatewayError):
+    """No key, a malformed one, an unknown one, an expired one or a revoked one: all look the same from outside."""
+
+    code = "invalid_api_key"
+    source = Source.CLIENT
+
+
+class NotAllowed(GatewayError):
+    """The key is good but may not do this (model not on its list, class above its own)."""
+
+    code = "not_allowed"
+    source = Source.CLIENT
+
+
+class UnknownModel(GatewayError):
+    """No route has this name or alias."""
+
+    code = "model_not_found"
+    source = Source.CLIENT
+
+
+class UnknownPath(GatewayError):
+    """The gateway does not serve this path."""
+
+    code = "unknown_path"
+    source = Source.CLIENT
+
+
+class WrongMethod(GatewayError):
+    """The path exists, with another method."""
+
+    code = "method_not_allowed"
+    source = Source.CLIENT
+
+
+class LimitExceeded(GatewayError):
+    """A limit of the caller's own key, user, or of the model as a whole is used up; `retry_after_s` says until when."""
+
+    code = "rate_limit_exceeded"
+    source = Source.CLIENT
+    retry = Retry.LATER
+
+
+# --- the gateway and what stands behind it ---------------------------------------------------------------------------
+
+
+class NoReplica(GatewayError):
+    """No replica of the route's pools can serve now (loading, failed, none running)."""
+
+    code = "model_not_ready"
+    retry = Retry.LATER
+
+
+class StoreUnavailable(GatewayError):
+    """Redis did not answer in time and `redis.on_outage` is `closed`, or the key can only be looked up there."""
+
+    code = "store_unavailable"
+    retry = Retry.LATER
+
+
+class ShuttingDown(GatewayError):
+    """This gateway process is draining."""
+
+    code = "shutting_down"
+    retry = Retry.LATER
+
+
+class UpstreamError(GatewayError):
+    """Base of what goes wrong between the gateway and a replica."""
+
+    code = "upstream_error"
+    source = Source.ENGINE
+
+
+class ConnectFailed(UpstreamError):
+    """No connection to the replica could be made; it never saw the request."""
+
+    code = "upstream_connect_failed"
+    retry = Retry.OTHER_REPLICA
+
+
+class UpstreamBroken(UpstreamError):
+    """The connection ended or made no sense before the reply was whole."""
+
+    code = "upstream_broken"
+
+
+class UpstreamTimeout(UpstreamError):
+    """The replica was silent past a deadline; the message names which one."""
+
+    code = "upstream_timeout"
+
+
+class InternalError(GatewayError):
+    """A defect of ours; details are in the log under the request id."""
+
+    code = "internal_error"
+
+
+class ConfigError(GatewayError):
+    """config.toml cannot be used. `findings` holds one line per fault: key path, what is wrong, the way out."""
+
+    code = "config_error"
+
+    def __init__(self, findings: list[str]) -> None:
+        super().__init__("\n".join(findings))
+        self.findings = findings
+
+
+class WorkerError(GatewayError):
+    """Base of the supervisor's errors."""
+
+    code = "worker_error"

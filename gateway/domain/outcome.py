@@ -1,0 +1,37 @@
+"""How a request ended, and what it used: what a ticket is settled with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Ending(StrEnum):
+    COMPLETED = "completed"
+    CLIENT_GONE = "client_gone"
+    UPSTREAM_ERROR = "upstream_error"  # before or after the first byte
+    ENGINE_REFUSED = "engine_refused"  # the engine answered 4xx
+    REFUSED = "refused"  # by us, before any replica was asked
+    FAILED = "failed"  # a defect of ours
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts as the engine reported them, or as we counted them when it could not."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`usage` is None when nothing was generated: then the whole reservation goes back."""
+
+    ending: Ending
+    status: int
+    usage: Usage | None
+    error_code: str | None = None

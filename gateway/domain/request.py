@@ -1,0 +1,68 @@
+"""One inference request as the gateway sees it after decoding, and the caller behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Endpoint(StrEnum):
+    """The proxied paths; only these reach a worker."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets of one key, user or route; None means no limit of that kind."""
+
+    requests_per_min: int | None = None
+    tokens_per_min: int | None = None
+    in_flight: int | None = None
+
+    def is_empty(self) -> bool:
+        return self.requests_per_min is None and self.tokens_per_min is None and self.in_flight is None
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The authenticated caller. Never holds the key itself."""
+
+    key_id: str
+    user: str | None
+    class_name: str
+    models: tuple[str, ...]  # route names, or ("*",)
+    key_limits: Limits = NO_LIMITS
+    user_limits: Limits = NO_LIMITS
+
+    def may_use(self, route: str) -> bool:
+        return "*" in self.models or route in self.models
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """A decoded request. `fields` maps each top-level JSON field to its raw JSON bytes, in the client's order.
+
+    Only the fields that the gateway owns are decoded here; everything else is carried as it came.
+    """
+
+    id: str
+    endpoint: Endpoint
+    principal: Principal
+    class_name: str
+    model: str
+    stream: bool
+    wants_usage: bool  # the client itself asked for the usage event of a stream
+    max_output_tokens: int | None  # as asked (max_completion_tokens before max_tokens); None: the client said nothing
+    output_field: str  # which of the two fields the client used, or the one we write when it used none
+    n: int
+    body_bytes: int
+    is_multimodal: bool
+    fields: Mapping[str, Any]
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=())  # the few that travel upstream

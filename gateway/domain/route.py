@@ -1,0 +1,43 @@
+"""What a model name resolves to: pools in the order in which they may serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.domain.request import NO_LIMITS, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    pool: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOrder:
+    """Targets share the load by weight; a fallback pool serves only when no target has a ready replica."""
+
+    targets: tuple[Target, ...]
+    fallback: tuple[str, ...] = ()
+
+    def pools(self) -> tuple[str, ...]:
+        return (*(t.pool for t in self.targets), *self.fallback)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One route of one config revision. `by_class` overrides `order` for the callers of a class."""
+
+    name: str
+    aliases: tuple[str, ...]
+    order: PoolOrder
+    by_class: Mapping[str, PoolOrder] = field(default_factory=dict)
+    max_output_tokens: int | None = None
+    clamp_output: bool = True  # over the cap: clamp (True) or refuse (False)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = NO_LIMITS
+
+    def order_for(self, class_name: str) -> PoolOrder:
+        return self.by_class.get(class_name, self.order)

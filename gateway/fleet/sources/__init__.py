@@ -1,0 +1,1 @@
+"""Where replica records come from."""

@@ -1,0 +1,1 @@
+"""Which pool and which replica: pure decisions over frozen data."""

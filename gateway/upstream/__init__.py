@@ -1,0 +1,1 @@
+"""How bytes travel to a replica and back."""
