@@ -100,7 +100,9 @@ class KeySection(Section):
     key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     sha256: str | None = Field(None, pattern=r"^[0-9a-fA-F]{64}$")
     user: str | None = None
-    class_: str | None = Field(None, alias="class")  # default: the class with the lowest number of all
+    # default: the class named "default", else the one nearest to vLLM's own default priority 0 (never one above it
+    # by omission while one at 0 exists), see admission/classes.py
+    class_: str | None = Field(None, alias="class")
     models: list[str] = ["*"]
     limits: LimitsSection = LimitsSection()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
+from gateway.domain.request import NO_RATE, RateState
+
 
 class Source(StrEnum):
     """Who caused an error: told to the caller in `x-poolgate-error-source`."""
@@ -89,6 +91,10 @@ class InvalidKey(GatewayError):
 
     code = "invalid_api_key"
     source = Source.CLIENT
+    MESSAGE: ClassVar[str] = "No valid API key was given. Send 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+
+    def __init__(self, message: str = MESSAGE) -> None:
+        super().__init__(message)
 
 
 class NotAllowed(GatewayError):
@@ -120,11 +126,31 @@ class WrongMethod(GatewayError):
 
 
 class LimitExceeded(GatewayError):
-    """A limit of the caller's own key, user, or of the model as a whole is used up; `retry_after_s` says until when."""
+    """A limit of the caller's own key, user, or of the model as a whole is used up; `retry_after_s` says until when.
+
+    `retry_after_s` is None when the request asks for more than the whole limit: no waiting helps then.
+    `scope` ("key:alice-dev", "user:alice", "route:chat") and `kind` ("tokens_per_min") name the limit; `rate` is
+    what the reply's `x-ratelimit-*` headers show.
+    """
 
     code = "rate_limit_exceeded"
     source = Source.CLIENT
     retry = Retry.LATER
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        scope: str = "",
+        kind: str = "",
+        rate: RateState = NO_RATE,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.scope = scope
+        self.kind = kind
+        self.rate = rate
 
 
 # --- the gateway and what stands behind it ---------------------------------------------------------------------------
@@ -166,15 +192,29 @@ class ConnectFailed(UpstreamError):
 
 
 class UpstreamBroken(UpstreamError):
-    """The connection ended or made no sense before the reply was whole."""
+    """The connection ended or made no sense before the reply was whole.
+
+    `response_began`: at least one byte of the reply had come. Even without one the replica may have begun to work.
+    """
 
     code = "upstream_broken"
 
+    def __init__(self, message: str, *, response_began: bool = False) -> None:
+        super().__init__(message)
+        self.response_began = response_began
+
 
 class UpstreamTimeout(UpstreamError):
-    """The replica was silent past a deadline; the message names which one."""
+    """The replica was silent past a deadline; the message names which one.
+
+    `deadline` is "connect" (the replica never saw the request), "first byte", "gap" or "total".
+    """
 
     code = "upstream_timeout"
+
+    def __init__(self, message: str, *, deadline: str | None = None) -> None:
+        super().__init__(message)
+        self.deadline = deadline
 
 
 class InternalError(GatewayError):

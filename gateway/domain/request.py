@@ -31,6 +31,24 @@ NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
+class RateState:
+    """What is left of the tightest limit of each kind, for `x-ratelimit-*`; None: not limited, or not known.
+
+    `reset_…_s` is the time in seconds until the whole limit is free again if nothing more is asked.
+    """
+
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests_s: float | None = None
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens_s: float | None = None
+
+
+NO_RATE = RateState()
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """The authenticated caller. Never holds the key itself."""
 
@@ -61,8 +79,8 @@ class InferenceRequest:
     wants_usage: bool  # the client itself asked for the usage event of a stream
     max_output_tokens: int | None  # as asked (max_completion_tokens before max_tokens); None: the client said nothing
     output_field: str  # which of the two fields the client used, or the one we write when it used none
-    n: int
+    n: int  # answers asked for in all: choices × prompts
     body_bytes: int
-    is_multimodal: bool
+    is_countable: bool  # its prompt's tokens can be counted by a worker: text alone, one prompt
     fields: Mapping[str, Any]
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())  # the few that travel upstream

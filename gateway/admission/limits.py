@@ -1,0 +1,119 @@
+"""What a decision about budgets is made of, and what it says to the caller. Pure; for budget.py and local.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gateway.domain.errors import LimitExceeded
+from gateway.domain.request import Limits, RateState
+
+
+class Kind(StrEnum):
+    REQUESTS = "requests_per_min"
+    TOKENS = "tokens_per_min"
+    IN_FLIGHT = "in_flight"
+
+
+UNITS = {Kind.REQUESTS: "requests a minute", Kind.TOKENS: "tokens a minute", Kind.IN_FLIGHT: "requests at once"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose limits: `id` is "key:<key id>", "user:<name>" or "route:<name>"."""
+
+    id: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit of one scope. `key` is where Redis keeps what is used of it."""
+
+    scope: str
+    kind: Kind
+    value: int
+
+    @property
+    def key(self) -> str:
+        return f"{{poolgate}}:{self.kind}:{self.scope}"
+
+    def ask(self, tokens: int) -> int:
+        return tokens if self.kind is Kind.TOKENS else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One limit at the moment of a decision.
+
+    `used` includes this request if it was admitted. `wait_s`: 0 if the limit lets it pass, None if it never will.
+    `allowed` is the limit's value, or this process's share of it while Redis is away.
+    """
+
+    limit: Limit
+    allowed: int
+    used: int
+    wait_s: float | None
+    reset_s: float
+
+    @property
+    def passes(self) -> bool:
+        return self.wait_s == 0
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.allowed - self.used)
+
+
+def limits_of(scopes: Iterable[Scope]) -> tuple[Limit, ...]:
+    """Every limit that is set, in the order of the scopes."""
+    return tuple(
+        Limit(scope.id, kind, value)
+        for scope in scopes
+        for kind, value in (
+            (Kind.REQUESTS, scope.limits.requests_per_min),
+            (Kind.TOKENS, scope.limits.tokens_per_min),
+            (Kind.IN_FLIGHT, scope.limits.in_flight),
+        )
+        if value is not None
+    )
+
+
+def rate_state(readings: Sequence[Reading]) -> RateState:
+    """The tightest limit of each kind: the one with the least left (of equal ones, the smaller)."""
+    requests = _tightest(readings, Kind.REQUESTS)
+    tokens = _tightest(readings, Kind.TOKENS)
+    return RateState(
+        limit_requests=requests.allowed if requests else None,
+        remaining_requests=requests.remaining if requests else None,
+        reset_requests_s=requests.reset_s if requests else None,
+        limit_tokens=tokens.allowed if tokens else None,
+        remaining_tokens=tokens.remaining if tokens else None,
+        reset_tokens_s=tokens.reset_s if tokens else None,
+    )
+
+
+def _tightest(readings: Sequence[Reading], kind: Kind) -> Reading | None:
+    of_kind = (reading for reading in readings if reading.limit.kind is kind)
+    return min(of_kind, key=lambda reading: (reading.remaining, reading.allowed), default=None)
+
+
+def refusal(readings: Sequence[Reading], tokens: int) -> LimitExceeded:
+    """The error for a request of `tokens` that at least one of `readings` holds up: it names the one to wait for."""
+    blocking = max(
+        (reading for reading in readings if not reading.passes),
+        key=lambda reading: float("inf") if reading.wait_s is None else reading.wait_s,
+    )
+    limit, asked = blocking.limit, blocking.limit.ask(tokens)
+    owner, _, name = limit.scope.partition(":")
+    subject = f"The limit of {owner if owner != 'route' else 'model'} '{name}'"
+    share = "" if blocking.allowed == limit.value else f" ({blocking.allowed} through this process for now)"
+    facts = f"{subject}, {limit.value} {UNITS[limit.kind]}{share},"
+    if blocking.wait_s is None:
+        text = f"{facts} is less than the {asked} that this request asks for; waiting does not help: ask for less."
+    else:
+        text = f"{facts} is used up: {blocking.used} used, {asked} asked. Try again in {blocking.wait_s:.1f} s."
+    return LimitExceeded(
+        text, retry_after_s=blocking.wait_s, scope=limit.scope, kind=limit.kind.value, rate=rate_state(readings)
+    )
