@@ -13,6 +13,7 @@ class AccessRecord:
     method: str
     path: str
     revision: str
+    began_s: float  # monotonic clock; not written
     key_id: str | None = None
     user: str | None = None
     class_name: str | None = None

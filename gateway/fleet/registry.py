@@ -1,0 +1,82 @@
+"""What this process knows of the fleet: polls the sources, counts its own requests, hands out snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.domain.replica import ReplicaRecord, ReplicaState
+from gateway.fleet.snapshot import Snapshot
+from gateway.fleet.sources.base import Source, SourceUnavailable
+
+log = logging.getLogger(__name__)
+POLL_S = 0.5
+FAILED_CONNECT_S = 2.0  # a replica that refused a connection is left out until its source has had time to notice
+
+
+class Registry:
+    """Owned by the runtime: `run()` polls until cancelled; all other methods are synchronous and cheap."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._known: dict[str, Sequence[ReplicaRecord]] = {}
+        self._silent: set[str] = set()
+        self._in_flight: dict[str, int] = {}
+        self._avoid_until: dict[str, float] = {}
+        self._snapshot = Snapshot((), self._in_flight)
+
+    async def refresh(self) -> None:
+        """Asks every source once, side by side; each has its own deadline."""
+        await asyncio.gather(*(self._ask(source) for source in self._sources))
+        self._rebuild()
+
+    async def run(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(POLL_S)
+
+    async def _ask(self, source: Source) -> None:
+        try:
+            self._known[source.name] = await source.replicas()
+        except SourceUnavailable as exc:
+            if source.name not in self._silent:
+                self._silent.add(source.name)
+                log.warning("replica source %s is silent, its last word stands: %s", source.name, exc)
+        else:
+            if source.name in self._silent:
+                self._silent.discard(source.name)
+                log.info("replica source %s answers again", source.name)
+
+    def _rebuild(self) -> None:
+        now = time.monotonic()
+        self._avoid_until = {id_: until for id_, until in self._avoid_until.items() if until > now}
+        replicas = [
+            replace(r, state=ReplicaState.BACKOFF, detail="refused a connection") if r.id in self._avoid_until else r
+            for records in self._known.values()
+            for r in records
+        ]
+        self._snapshot = Snapshot(replicas, self._in_flight)
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def connect_failed(self, replica: ReplicaRecord) -> None:
+        """Nobody listens there: leave it out for a moment. A server with a fixed URL has no one to mend its record."""
+        self._avoid_until[replica.id] = time.monotonic() + FAILED_CONNECT_S
+        self._rebuild()
+
+    def begin(self, replica: ReplicaRecord) -> None:
+        self._in_flight[replica.id] = self._in_flight.get(replica.id, 0) + 1
+
+    def end(self, replica: ReplicaRecord) -> None:
+        left = self._in_flight.get(replica.id, 0) - 1
+        if left > 0:
+            self._in_flight[replica.id] = left
+        else:
+            self._in_flight.pop(replica.id, None)
+
+    def in_flight_total(self) -> int:
+        return sum(self._in_flight.values())

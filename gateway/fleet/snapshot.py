@@ -1,0 +1,39 @@
+"""A frozen view of the fleet that one decision is made on; built by the registry, read by routing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gateway.domain.replica import ReplicaRecord
+
+
+class Snapshot:
+    """All replicas known at one moment. `in_flight` is this process's own live count of requests per replica."""
+
+    __slots__ = ("_by_pool", "_in_flight", "_ready")
+
+    def __init__(self, replicas: Iterable[ReplicaRecord], in_flight: Mapping[str, int]) -> None:
+        by_pool: dict[str, list[ReplicaRecord]] = {}
+        for replica in replicas:
+            by_pool.setdefault(replica.pool, []).append(replica)
+        self._by_pool = {pool: tuple(members) for pool, members in by_pool.items()}
+        self._ready = {pool: tuple(r for r in members if r.is_ready()) for pool, members in by_pool.items()}
+        self._in_flight = in_flight
+
+    def replicas(self, pool: str) -> tuple[ReplicaRecord, ...]:
+        return self._by_pool.get(pool, ())
+
+    def ready(self, pool: str) -> tuple[ReplicaRecord, ...]:
+        return self._ready.get(pool, ())
+
+    def in_flight(self, replica_id: str) -> int:
+        return self._in_flight.get(replica_id, 0)
+
+    def window(self, pool: str) -> int | None:
+        """Tokens that every ready replica of the pool can hold; None when no ready replica says."""
+        windows = [r.max_model_len for r in self.ready(pool) if r.max_model_len]
+        return min(windows) if windows else None
+
+    def all(self) -> Iterable[ReplicaRecord]:
+        for members in self._by_pool.values():
+            yield from members

@@ -1,0 +1,33 @@
+"""Pools with `urls`: servers that somebody else runs, known from config.toml alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.config.schema import Config
+from gateway.domain.replica import ReplicaRecord, ReplicaState
+
+
+class StaticSource:
+    """Always says `ready`: whether such a server answers shows when it is called."""
+
+    name = "config"
+
+    def __init__(self, config: Config, now_s: float) -> None:
+        self._replicas = [
+            ReplicaRecord(
+                id=f"{pool}/{number}@static",
+                pool=pool,
+                url=url.rstrip("/"),
+                state=ReplicaState.READY,
+                served_name=section.served_name or pool,
+                since_s=now_s,
+                max_model_len=section.max_model_len,
+                has_priority=section.scheduling_policy == "priority",
+            )
+            for pool, section in config.pools.items()
+            for number, url in enumerate(section.urls or [])
+        ]
+
+    async def replicas(self) -> Sequence[ReplicaRecord]:
+        return self._replicas

@@ -1,0 +1,63 @@
+"""Model name or alias → route. Built once per config revision; called by dispatch for every request."""
+
+from __future__ import annotations
+
+from gateway.config.schema import Config, LimitsSection, OrderSection, RouteSection
+from gateway.domain.errors import NotAllowed, UnknownModel
+from gateway.domain.request import Limits, Principal
+from gateway.domain.route import PoolOrder, Route, Target
+
+
+class RouteTable:
+    """Immutable after construction."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self.routes = tuple(routes)
+        self._by_name = {name: route for route in routes for name in (route.name, *route.aliases)}
+
+    def find(self, model: str) -> Route | None:
+        return self._by_name.get(model)
+
+    def resolve(self, model: str, principal: Principal) -> Route:
+        """Raises UnknownModel, or NotAllowed when the key's list lacks the route."""
+        route = self._by_name.get(model)
+        if route is None:
+            raise UnknownModel(
+                f"The model '{clip(model)}' does not exist. GET /v1/models lists what this key may use.", param="model"
+            )
+        if not principal.may_use(route.name):
+            raise NotAllowed(f"This key may not use the model '{clip(model)}'.", param="model")
+        return route
+
+    def visible_to(self, principal: Principal) -> list[Route]:
+        return [route for route in self.routes if principal.may_use(route.name)]
+
+
+def clip(text: str, limit: int = 128) -> str:
+    """A caller's text for an error message: bounded, so that no reply grows with the request."""
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def routes_of(config: Config) -> list[Route]:
+    return [_route(name, section) for name, section in config.routes.items()]
+
+
+def _route(name: str, section: RouteSection) -> Route:
+    return Route(
+        name=name,
+        aliases=tuple(section.aliases),
+        order=_order(section),
+        by_class={class_name: _order(order) for class_name, order in section.by_class.items()},
+        max_output_tokens=section.max_output_tokens,
+        clamp_output=section.on_max_output == "clamp",
+        defaults=dict(section.defaults),
+        limits=_limits(section.limits),
+    )
+
+
+def _order(section: RouteSection | OrderSection) -> PoolOrder:
+    return PoolOrder(tuple(Target(t.pool, t.weight) for t in section.targets), tuple(section.fallback))
+
+
+def _limits(section: LimitsSection) -> Limits:
+    return Limits(section.requests_per_min, section.tokens_per_min, section.in_flight)
