@@ -1,0 +1,235 @@
+"""Turns the body of a completion into a job, or refuses it in vLLM's words; called by `api.py`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from workers.fake_engine.engine import count_tokens, pieces_of, words
+from workers.fake_engine.faults import BadFault, Fault, fault_of
+from workers.fake_engine.options import Options
+
+Body = Mapping[str, Any]
+_CHAT_OVERHEAD: Final = 4  # tokens that a chat template adds per message
+
+
+class Refusal(Exception):
+    """An answer that is not a completion: a status and its JSON body."""
+
+    def __init__(self, status: int, body: object) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def refusal(status: int, message: str, type_: str = "BadRequestError", param: str | None = None) -> Refusal:
+    """vLLM's usual error object."""
+    return Refusal(status, {"error": {"message": message, "type": type_, "param": param, "code": status}})
+
+
+def _schema(loc: str, type_: str, message: str, value: object) -> Refusal:
+    """A schema error: pydantic's text in `message`, and type "Bad Request" with a blank."""
+    what = {"type": type_, "loc": loc, "msg": message, "input": str(value)}
+    return refusal(400, f"1 validation error:\n  {what}", "Bad Request", loc)
+
+
+@dataclass(slots=True)
+class Job:
+    """One accepted completion. `choices` holds each choice's tokens."""
+
+    chat: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    created: int
+    model: str
+    prompt_tokens: int
+    choices: list[list[str]]
+    finish: str
+    priority: int
+    request_id: str | None
+    fault: Fault
+
+
+def decode(content_type: str | None, raw: bytes) -> Body:
+    """The body as an object; refuses what FastAPI and vLLM refuse before they look at any field."""
+    if (content_type or "").split(";")[0].strip().lower() != "application/json":
+        text = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise refusal(400, text, "Bad Request")
+    if not raw:
+        raise _schema("body", "missing", "Field required", None)
+    try:
+        body = json.loads(raw)
+    except UnicodeDecodeError:
+        raise Refusal(400, {"detail": "There was an error parsing the body"}) from None
+    except (ValueError, RecursionError) as exc:
+        at = getattr(exc, "pos", 0)
+        raise _schema(f"body.{at}", "json_invalid", "JSON decode error", "<dict of 0 items>") from None
+    if not isinstance(body, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise _schema("body", "model_attributes_type", message, f"<{type(body).__name__}>")
+    return body
+
+
+def job_of(body: Body, options: Options, chat: bool) -> Job:
+    """The job that a decoded body asks for; raises Refusal."""
+    try:
+        fault = fault_of(body.get("x_fake"))
+    except (BadFault, TypeError, ValueError) as exc:
+        raise refusal(400, str(exc), param="x_fake") from None
+    asked = _asked_tokens(body)
+    prompts = _chat_prompt(body, options) if chat else _text_prompts(body)
+    check_model(body, options)
+    _check_sampling(body)
+    stream_options = body.get("stream_options") or {}
+    if stream_options and not body.get("stream"):
+        message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
+        raise refusal(400, message, param="stream_options")
+    room = options.max_model_len
+    if asked is not None and asked > room:
+        raise _value("max_tokens", asked, f"cannot be greater than max_model_len={room}. Please request fewer "
+                     "output tokens.", f"max_tokens={asked}")  # fmt: skip
+    longest = max(tokens for _, tokens in prompts)
+    if longest >= room:
+        message = (
+            f"This model's maximum context length is {room} tokens. However, your prompt contains at least "
+            f"{room + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
+            f"length of the input prompt. (parameter=input_tokens, value={room + 1})"
+        )
+        raise refusal(400, message, param="input_tokens")
+    limit = min(room - longest, asked if asked is not None else room if chat else 16)
+    own_length = fault.tokens if fault.tokens is not None else options.tokens
+    length = limit if body.get("ignore_eos") else min(limit, own_length)
+    finish = "length" if length == limit else "stop"
+    n = int(body.get("n") or 1)
+    if fault.text is not None:
+        choices, finish = [pieces_of(fault.text) for _ in range(n * len(prompts))], "stop"
+    else:
+        choices = [words(text, choice, length) for text, _ in prompts for choice in range(n)]
+    if fault.abort:
+        choices, finish = [tokens[: max(1, len(tokens) // 2)] for tokens in choices], "abort"
+    return Job(
+        chat=chat,
+        stream=bool(body.get("stream")),
+        include_usage=bool(stream_options.get("include_usage")) and not fault.no_usage,
+        continuous_usage=bool(stream_options.get("continuous_usage_stats")) and not fault.no_usage,
+        created=int(time.time()),
+        model=options.names[0],
+        prompt_tokens=sum(tokens for _, tokens in prompts),
+        choices=choices,
+        finish=finish,
+        priority=int(body.get("priority") or 0),
+        request_id=body.get("request_id"),
+        fault=fault,
+    )
+
+
+def check_model(body: Body, options: Options) -> None:
+    """A name that is not served is a 404; no name and "" mean the served model."""
+    name = body.get("model")
+    if name and name not in options.names:
+        message = f"The model `{name}` does not exist. Valid aliases: {', '.join(options.names)}."
+        raise refusal(404, message, "NotFoundError", "model")
+
+
+def chat_tokens(body: Body) -> tuple[str, int]:
+    """Text and token count of `messages` and `tools`; raises Refusal where a message has no right shape."""
+    messages = body.get("messages")
+    if "messages" not in body:
+        raise _schema("body.messages", "missing", "Field required", f"<dict of {len(body)} items>")
+    if not isinstance(messages, list):
+        raise _schema("body.messages", "list_type", "Input should be a valid list", messages)
+    if not messages:
+        raise refusal(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
+    text = "".join(_content(at, message) for at, message in enumerate(messages))
+    if body.get("tools"):
+        text += json.dumps(body["tools"])
+    return text, _CHAT_OVERHEAD * (len(messages) + 1) + _count(text)
+
+
+def _content(at: int, message: object) -> str:
+    if not isinstance(message, dict) or "role" not in message:
+        raise _schema(f"body.messages.{at}", "missing", "Field required", message)
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    if content is None and message["role"] in ("assistant", "function"):
+        return ""
+    if not isinstance(content, list):
+        raise _schema(f"body.messages.{at}.content", "string_type", "Input should be a valid string", content)
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "refusal"):
+            raise refusal(400, "this is not a multimodal model")
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)
+
+
+def _chat_prompt(body: Body, options: Options) -> list[tuple[str, int]]:
+    prompt = chat_tokens(body)
+    if body.get("tools") and body.get("tool_choice", "auto") != "none" and not options.tools:
+        raise refusal(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    return [prompt]
+
+
+def _text_prompts(body: Body) -> list[tuple[str, int]]:
+    prompt = body.get("prompt")
+    if not prompt:
+        message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+        raise refusal(400, message, param="prompt")
+    if isinstance(prompt, str):
+        return [(prompt, _count(prompt))]
+    if isinstance(prompt, list):
+        if all(isinstance(item, int) for item in prompt):
+            return [(str(prompt), len(prompt))]
+        if all(isinstance(item, str) for item in prompt):
+            return [(item, _count(item)) for item in prompt]
+        if all(isinstance(item, list) for item in prompt):
+            return [(str(item), len(item)) for item in prompt]
+    raise _schema("body.prompt", "string_type", "Input should be a valid string", prompt)
+
+
+def _count(text: str) -> int:
+    try:
+        return count_tokens(text)
+    except UnicodeEncodeError:
+        message = "TextEncodeInput must be Union[TextInputSequence, Tuple[InputSequence, InputSequence]]"
+        raise refusal(400, message) from None
+
+
+def _asked_tokens(body: Body) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = body.get(name)
+        if value is None:
+            continue
+        try:
+            asked = int(value)
+        except (TypeError, ValueError):
+            message = "Input should be a valid integer, unable to parse string as an integer"
+            raise _schema(f"body.{name}", "int_parsing", message, value) from None
+        if asked != float(value):
+            message = "Input should be a valid integer, got a number with a fractional part"
+            raise _schema(f"body.{name}", "int_from_float", message, value)
+        if asked < 1:
+            raise _value("max_tokens", asked, f"must be at least 1, got {asked}.", "max_tokens")
+        return asked
+    return None
+
+
+def _check_sampling(body: Body) -> None:
+    temperature, top_p, n = body.get("temperature"), body.get("top_p"), body.get("n")
+    if temperature is not None and float(temperature) < 0:
+        raise _value("temperature", float(temperature), f"must be non-negative, got {float(temperature)}.")
+    if temperature is not None and float(temperature) > 2:
+        raise _value("temperature", float(temperature), f"must be in [0, 2], got {float(temperature)}.")
+    if top_p is not None and not 0 < float(top_p) <= 1:
+        raise _value("top_p", float(top_p), f"must be in (0, 1], got {float(top_p)}.")
+    if n is not None and int(n) < 1:
+        raise refusal(400, f"n must be at least 1, got {n}.")
+
+
+def _value(name: str, value: float, trouble: str, subject: str | None = None) -> Refusal:
+    return refusal(400, f"{subject or name} {trouble} (parameter={name}, value={value})", param=name)
