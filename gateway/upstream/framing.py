@@ -1,0 +1,109 @@
+"""A replica's address, the head of a request, and which headers travel: pure, for `wire.py` and `connection.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from gateway.domain.errors import ConnectFailed, InternalError
+from gateway.upstream.transport import UpstreamRequest
+
+# RFC 9110 §7.6.1, and the older ones that still go about
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# what this transport writes itself, or never wants: with `expect` the engine would wait for a body that is on its way
+NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to connect (`host` and `port`, or a Unix socket) and what the requests there begin with."""
+
+    host: str
+    port: int
+    socket_path: str | None
+    host_header: bytes
+    base_path: bytes  # "" or "/prefix" without a slash at its end
+
+
+@lru_cache(maxsize=1024)
+def parse_address(url: str) -> Address:
+    """Reads `http://host:port[/prefix]` or `unix:/path/of.sock`. Raises ConnectFailed for any other form."""
+    try:
+        if url.startswith("unix:/"):
+            return Address("", 0, url.removeprefix("unix:"), b"localhost", b"")
+        parts = urlsplit(url)
+        if parts.scheme == "http" and parts.hostname and parts.username is None and not parts.query:
+            authority = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+            port = parts.port or 80
+            host_header = authority if port == 80 else f"{authority}:{port}"
+            base_path = parts.path.rstrip("/").encode("ascii")
+            return Address(parts.hostname, port, None, host_header.encode("ascii"), base_path)
+    except ValueError as exc:  # port out of range, a bracket too few, a name outside ASCII
+        raise ConnectFailed("The engine's url cannot be read; use http://host:port or unix:/path.") from exc
+    raise ConnectFailed("The engine's url is of no form this gateway speaks; use http://host:port or unix:/path.")
+
+
+def request_head(address: Address, request: UpstreamRequest) -> bytes:
+    """Request line and headers with the empty line at their end.
+
+    Raises InternalError when a line break hides in a name, value or path: it would let a caller write headers, or
+    a request, of its own.
+    """
+    headers = request.headers
+    left_out = NOT_SENT
+    for name, value in headers:
+        if name.lower() == b"connection":
+            left_out = left_out | _tokens(value)
+    lines = [
+        b"%b %b%b HTTP/1.1" % (request.method, address.base_path, request.path),
+        b"host: " + address.host_header,
+        b"accept-encoding: identity",
+        b"content-length: %d" % len(request.body),
+    ]
+    lines += [name + b": " + value for name, value in headers if name.lower() not in left_out]
+    head = b"\r\n".join(lines)
+    breaks = len(lines) - 1
+    if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
+        raise InternalError("A header for the engine holds a line break.")
+    return head + b"\r\n\r\n"
+
+
+def without_hop_by_hop(headers: Headers) -> Headers:
+    """The headers that are for the next reader too, those named in `connection` left out as well."""
+    left_out = HOP_BY_HOP
+    for name, value in headers:
+        if name == b"connection":
+            left_out = left_out | _tokens(value)
+    return [header for header in headers if header[0] not in left_out]
+
+
+def ends_with_connection(headers: Headers) -> bool:
+    """True when only the end of the connection tells the end of the body (RFC 9112 §6.3, case 8).
+
+    `headers` as they came, with lower-case names.
+    """
+    for name, value in headers:
+        if name == b"content-length":
+            return False
+        if name == b"transfer-encoding" and value.lower().rstrip().endswith(b"chunked"):
+            return False
+    return True
+
+
+def _tokens(value: bytes) -> frozenset[bytes]:
+    return frozenset(token.strip().lower() for token in value.split(b","))

@@ -1,0 +1,76 @@
+"""What a transport to a replica promises; the dispatcher calls it, `wire.py` implements it for plain HTTP/1.1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds. None of them is optional: every wait on a replica ends.
+
+    `connect_s` and `total_s` run from the call of `send`; `first_byte_s` from the moment the connection is there until
+    the first byte of the body (engines send the head of a stream long before its first token); `gap_s` is the longest
+    silence between two reads after that, and runs only while somebody waits in `read`.
+    """
+
+    connect_s: float
+    first_byte_s: float
+    gap_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """One request as it is to arrive at the replica, less what the transport itself writes.
+
+    The transport adds host, content-length and accept-encoding, and leaves out hop-by-hop headers and `expect`.
+    """
+
+    method: bytes
+    path: bytes  # with its query, beginning with "/"
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
+class UpstreamReply(Protocol):
+    """A reply whose head has come. Whoever got it closes it, in every case; one task at a time reads it.
+
+    A cancelled `read` closes the reply: nobody is left who wants it.
+    """
+
+    status: int
+    headers: list[tuple[bytes, bytes]]  # lower-case names, without hop-by-hop headers, in the replica's order
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, all that are there; b"" at its end.
+
+        Raises UpstreamTimeout at a deadline and UpstreamBroken when the reply breaks off, both after the bytes that
+        had already come.
+        """
+        ...
+
+    async def read_all(self, limit_bytes: int) -> bytes:
+        """The whole rest of the body. Raises as `read` does, and UpstreamBroken when it is longer than the limit."""
+        ...
+
+    def close(self) -> None:
+        """Gives the connection back if the whole reply has come and it can be used again, else cuts it at once.
+
+        May be called at any time and more than once. For the replica a cut means: stop generating.
+        """
+        ...
+
+
+class Transport(Protocol):
+    async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> UpstreamReply:
+        """Returns when the head of the reply has come, whatever its status.
+
+        Raises ConnectFailed, UpstreamTimeout or UpstreamBroken; then, and when cancelled, nothing is left open.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Cuts every connection, busy or idle; a `send` after it raises ShuttingDown."""
+        ...

@@ -1,0 +1,178 @@
+"""Plain HTTP/1.1 to replicas over kept-alive connections: the hot path's transport, made by `app.py`.
+
+Our own pool on `httptools`, since a general HTTP client costs a multiple of all the gateway's other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+
+from gateway.domain.errors import ConnectFailed, ShuttingDown, UpstreamBroken, UpstreamTimeout
+from gateway.upstream.connection import Connection
+from gateway.upstream.framing import Address, parse_address, request_head
+from gateway.upstream.reply import WireReply
+from gateway.upstream.transport import Deadlines, UpstreamRequest
+
+IDLE_S = 4.0  # vLLM closes a connection that was idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.32)
+SWEEP_S = 0.5
+CLOSE_S = 1.0  # how long `aclose` waits for the loop to close its sockets
+
+
+class WireTransport:
+    """Implements `Transport` for `http://host:port[/prefix]` and `unix:/path/of.sock`. One event loop only."""
+
+    def __init__(self, *, max_idle_per_replica: int = 256, max_idle_replicas: int = 1024) -> None:
+        """A connection that comes free over these bounds is closed instead of kept."""
+        self._max_idle_per_replica = max_idle_per_replica
+        self._max_idle_replicas = max_idle_replicas
+        self._idle: dict[str, list[Connection]] = {}  # by url; longest idle first; no empty lists
+        self._open: set[Connection] = set()
+        self._active = 0
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._all_lost: asyncio.Event | None = None
+
+    @property
+    def active(self) -> int:
+        """Exchanges that hold a connection, or are making one. A reply that has come whole holds none."""
+        return self._active
+
+    @property
+    def idle(self) -> int:
+        """Connections that wait for their next request."""
+        return sum(map(len, self._idle.values()))
+
+    async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> WireReply:
+        address = parse_address(url)
+        head = request_head(address, request)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        total_at = now + deadlines.total_s
+        expects_body = request.method != b"HEAD"
+        connection = self._take(url, now)
+        if connection is not None:
+            try:
+                return await connection.exchange(head, request.body, deadlines, total_at, expects_body=expects_body)
+            except UpstreamBroken as exc:
+                # 1. A reply had begun: the replica works on it. 2. Not a byte: it had most likely closed the idle
+                # connection just as we wrote, so a new one may be tried, once.
+                if exc.response_began:
+                    raise
+        connection = await self._connect(url, address, loop, deadlines, total_at)
+        return await connection.exchange(head, request.body, deadlines, total_at, expects_body=expects_body)
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        self._idle.clear()
+        if not self._open:
+            return
+        self._all_lost = asyncio.Event()
+        for connection in list(self._open):
+            connection.abort()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._all_lost.wait()
+        except TimeoutError:
+            pass  # the sockets are closed; only the loop's own farewell is late
+
+    async def _connect(
+        self, url: str, address: Address, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, total_at: float
+    ) -> Connection:
+        """A new connection, counted as active. Raises ConnectFailed and UpstreamTimeout; then nothing is left open."""
+        if self._is_closed:
+            raise ShuttingDown("This gateway is shutting down.", retry_after_s=1.0)
+        connection = Connection(url, loop, self._on_free, self._on_lost)
+        connect_at = loop.time() + deadlines.connect_s
+        is_connected = False
+        self._active += 1
+        self._open.add(connection)
+        try:
+            async with asyncio.timeout_at(min(connect_at, total_at)):
+                if address.socket_path is not None:
+                    await loop.create_unix_connection(lambda: connection, address.socket_path)
+                else:
+                    await loop.create_connection(lambda: connection, address.host, address.port)
+            if self._is_closed:
+                raise ShuttingDown("This gateway is shutting down.", retry_after_s=1.0)
+            is_connected = True
+            return connection
+        except TimeoutError as exc:
+            deadline = "connect" if connect_at <= total_at else "total"
+            raise UpstreamTimeout(
+                f"The engine took no connection before the {deadline} deadline.", deadline=deadline
+            ) from exc
+        except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that IDNA cannot encode
+            raise ConnectFailed(f"No connection to the engine: {_reason(exc)}.") from exc
+        finally:
+            if not is_connected:
+                self._active -= 1
+                connection.abort()
+                self._on_lost(connection)
+
+    def _take(self, url: str, now: float) -> Connection | None:
+        """The connection that was in use last, which the replica is least likely to have closed; counted as active."""
+        idle = self._idle.get(url)
+        while idle:
+            connection = idle.pop()
+            if not idle:
+                del self._idle[url]
+            if now - connection.idle_since < IDLE_S and not connection.is_lost:
+                self._active += 1
+                return connection
+            connection.abort()
+        return None
+
+    def _on_free(self, connection: Connection, is_reusable: bool) -> None:
+        self._active -= 1
+        if not is_reusable:
+            return
+        idle = self._idle.get(connection.url)
+        if idle is None and len(self._idle) < self._max_idle_replicas:
+            idle = self._idle[connection.url] = []
+        if idle is None or len(idle) >= self._max_idle_per_replica or self._is_closed:
+            connection.abort()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        idle.append(connection)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def _on_lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        idle = self._idle.get(connection.url)
+        if idle is not None and connection in idle:
+            idle.remove(connection)
+            if not idle:
+                del self._idle[connection.url]
+        if self._all_lost is not None and not self._open:
+            self._all_lost.set()
+
+    def _sweep(self) -> None:
+        """Closes what was idle too long; one timer for all of them, and none while nothing is idle."""
+        loop = asyncio.get_running_loop()
+        horizon = loop.time() - IDLE_S
+        for url, idle in list(self._idle.items()):
+            kept = [connection for connection in idle if connection.idle_since > horizon]
+            for connection in idle[: len(idle) - len(kept)]:
+                connection.abort()
+            if kept:
+                self._idle[url] = kept
+            else:
+                del self._idle[url]
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._idle else None
+
+
+def _reason(exc: OSError | UnicodeError) -> str:
+    """In words, without the address: the message is for callers."""
+    if isinstance(exc, socket.gaierror | UnicodeError):
+        return "its host name does not resolve"
+    if exc.errno in (errno.EMFILE, errno.ENFILE):
+        return "the gateway has no free file descriptor"
+    return os.strerror(exc.errno) if exc.errno else "every address refused"
