@@ -9,9 +9,11 @@ from gateway.admission.limits import Scope
 from gateway.domain.outcome import Outcome
 from gateway.domain.request import Limits, Principal, RateState
 
+__all__ = ["Gate", "RateState", "Ticket"]
+
 
 class Ticket:
-    """Proof of admission; `headers` is what the reply's `x-ratelimit-*` headers show. Owned by whoever got it."""
+    """Proof of admission. Owned by whoever got it, who settles it exactly once."""
 
     __slots__ = ("_budget", "_is_settled", "_reservation")
 
@@ -21,7 +23,8 @@ class Ticket:
         self._is_settled = False
 
     @property
-    def headers(self) -> RateState:
+    def rate(self) -> RateState:
+        """What the reply's `x-ratelimit-*` headers show."""
         return self._reservation.rate
 
     async def settle(self, outcome: Outcome) -> None:
