@@ -6,6 +6,7 @@ vLLM's own options keep vLLM's own names.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -235,3 +236,8 @@ class Config(BaseSettings):
     workers: WorkersSection = WorkersSection()
     pools: dict[Name, PoolSection] = Field(min_length=1)
     routes: dict[ModelName, RouteSection] = Field(min_length=1)
+
+
+def process_count(config: Config) -> int:
+    """Gateway processes of this machine."""
+    return config.gateway.processes or os.cpu_count() or 1

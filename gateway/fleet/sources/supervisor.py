@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 import redis.asyncio as redis_asyncio
 from redis.exceptions import RedisError
@@ -28,7 +29,7 @@ class SupervisorSource:
     async def documents(self) -> list[FleetDocument]:
         """Raises SourceUnavailable when Redis does not answer in time."""
         try:
-            hosts = [host.decode() for host in await self._redis.zrange(HOSTS_KEY, 0, -1)]
+            hosts = [str(host, "utf-8") for host in cast(list[bytes], await self._redis.zrange(HOSTS_KEY, 0, -1))]
             # one GET per host in a pipeline, not one MGET: in a Redis Cluster the keys lie in different slots
             pipeline = self._redis.pipeline(transaction=False)
             for host in hosts:

@@ -1,0 +1,5 @@
+"""`python -m gateway` is the command `poolgate`: how `poolgate up` starts its children whatever PATH says."""
+
+from gateway.cli import main
+
+main()

@@ -1,0 +1,181 @@
+"""The story of one request, top to bottom: resolve → fit → admit → choose → send → relay → settle.
+
+Called by edge/inference.py with a decoded request; everything it needs is handed to it. Errors are raised to the caller
+as GatewayError; the ticket is settled exactly once however the story ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.admission import length
+from gateway.admission.gate import Gate, Ticket
+from gateway.admission.length import Fit
+from gateway.config.schema import Config
+from gateway.domain.errors import ContextTooLong, GatewayError, LimitExceeded
+from gateway.domain.outcome import Ending, Outcome, Usage
+from gateway.domain.record import AccessRecord
+from gateway.domain.replica import ReplicaRecord
+from gateway.domain.request import InferenceRequest, RateState
+from gateway.domain.route import Route
+from gateway.fleet.registry import Registry
+from gateway.fleet.snapshot import Snapshot
+from gateway.routing.choose import choose, not_ready
+from gateway.routing.table import RouteTable
+from gateway.upstream.attempt import Attempts
+from gateway.upstream.forward import Downstream, Forwarder, Progress
+
+log = logging.getLogger(__name__)
+
+
+class Caller(Downstream, Protocol):
+    """The downstream side of an exchange, plus what every reply tells about limits."""
+
+    rate: RateState
+
+
+@dataclass(slots=True)
+class Settler:
+    """Settles tickets in tasks of their own, so that no cancellation of a request can lose a give-back."""
+
+    tasks: set[asyncio.Task[None]]
+
+    def begin(self, ticket: Ticket, outcome: Outcome) -> asyncio.Task[None]:
+        task = asyncio.create_task(ticket.settle(outcome))
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a ticket could not be settled: %r", error)
+
+    async def drain(self, timeout_s: float) -> None:
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=timeout_s)
+
+
+class Dispatcher:
+    """One per runtime; holds no state of a request."""
+
+    def __init__(
+        self,
+        config: Config,
+        routes: RouteTable,
+        gate: Gate,
+        fleet: Registry,
+        attempts: Attempts,
+        forwarder: Forwarder,
+        settler: Settler,
+        rng: Random,
+    ) -> None:
+        self._classes = config.classes
+        self.routes = routes
+        self._gate = gate
+        self._fleet = fleet
+        self._attempts = attempts
+        self._forwarder = forwarder
+        self._settler = settler
+        self._rng = rng
+
+    async def serve(self, request: InferenceRequest, caller: Caller, record: AccessRecord) -> None:
+        """Answers `caller` or raises GatewayError; fills `record` as it goes."""
+        route = self.routes.resolve(request.model, request.principal)
+        record.route = route.name
+        order = route.order_for(request.class_name)
+        snapshot = self._fleet.snapshot()
+        windows = {pool: snapshot.window(pool) for pool in order.pools() if snapshot.ready(pool)}
+        if not windows:
+            raise not_ready(order, snapshot)
+        fit = await length.fit(request, route, windows, lambda: self._count(request, snapshot, windows))
+
+        ticket = await self._admit(request, route, fit, caller)
+        record.admit_s = time.monotonic() - record.began_s
+        progress = Progress()
+        outcome = Outcome(Ending.FAILED, 500, None)
+        try:
+            candidates = choose(order, self._fleet.snapshot(), fit.pools, self._rng)
+            async with self._attempts.send(
+                request, candidates, lambda r: self._body(request, route, fit, r), record
+            ) as reply:
+                outcome = await self._forwarder.forward(
+                    request, reply, caller, progress, lambda ended: self._settler.begin(ticket, ended), fit.was_clamped
+                )
+        except GatewayError as exc:
+            outcome = Outcome(ending_of(exc), 0, cut_off(progress, fit), exc.code)
+            raise
+        except asyncio.CancelledError:
+            outcome = Outcome(Ending.CLIENT_GONE, 499, cut_off(progress, fit))
+            raise
+        finally:
+            self._settler.begin(ticket, outcome)
+            note(record, outcome, progress)
+
+    async def _admit(self, request: InferenceRequest, route: Route, fit: Fit, caller: Caller) -> Ticket:
+        try:
+            ticket = await self._gate.admit(request.principal, route.name, route.limits, fit.reserve_tokens)
+        except LimitExceeded as exc:
+            caller.rate = exc.rate
+            raise
+        caller.rate = ticket.rate
+        return ticket
+
+    async def _count(self, request: InferenceRequest, snapshot: Snapshot, windows: dict[str, int | None]) -> int | None:
+        """Exact prompt tokens, asked from a ready replica; pools of one route share a tokenizer or are near enough."""
+        pool = max(windows, key=lambda p: windows[p] or 0)
+        replica = min(snapshot.ready(pool), key=lambda r: snapshot.in_flight(r.id))
+        return await self._attempts.count_tokens(request, replica)
+
+    def _body(self, request: InferenceRequest, route: Route, fit: Fit, replica: ReplicaRecord) -> bytes:
+        """The body for one replica: the client's own fields as they came, ours on top."""
+        fields: dict[str, Any] = dict(request.fields)
+        for name, value in route.defaults.items():
+            fields.setdefault(name, value)
+        fields["model"] = replica.served_name
+        if fit.write_output is not None:
+            fields[request.output_field] = fit.write_output
+            if fit.was_clamped and "max_tokens" in fields:
+                fields["max_tokens"] = fit.write_output  # both names may have come, with the same value
+        if request.stream:
+            options = fields.get("stream_options")
+            fields["stream_options"] = with_usage(options)
+        if replica.has_priority:
+            fields["priority"] = self._classes[request.class_name].priority
+        return msgspec.json.encode(fields)
+
+
+def with_usage(options: msgspec.Raw | None) -> dict[str, Any]:
+    """The client's stream_options with include_usage on: we always need the count."""
+    given = msgspec.json.decode(options) if options is not None else None
+    return {**(given or {}), "include_usage": True}
+
+
+def cut_off(progress: Progress, fit: Fit) -> Usage | None:
+    """What an unfinished request costs: nothing before the engine took it, then its prompt and the events relayed."""
+    if progress.usage is not None:
+        return progress.usage
+    return Usage(fit.prompt_tokens, progress.events) if progress.was_accepted else None
+
+
+def ending_of(error: GatewayError) -> Ending:
+    if isinstance(error, ContextTooLong | LimitExceeded):
+        return Ending.REFUSED
+    return Ending.UPSTREAM_ERROR
+
+
+def note(record: AccessRecord, outcome: Outcome, progress: Progress) -> None:
+    record.ending = outcome.ending.value
+    record.error_code = outcome.error_code
+    if outcome.usage is not None:
+        record.prompt_tokens = outcome.usage.prompt_tokens
+        record.completion_tokens = outcome.usage.completion_tokens
+    if progress.first_byte_at is not None:
+        record.ttft_s = progress.first_byte_at - record.began_s

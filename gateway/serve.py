@@ -1,0 +1,94 @@
+"""`poolgate serve`: one gateway process, or a parent with several on one port. Called by cli.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from gateway.app import build
+from gateway.config.load import LoadedConfig
+from gateway.config.parent import PARENT_VARIABLE, follow_parent
+from gateway.config.schema import process_count
+from gateway.edge.server import GatewayServer, listen, server_config
+
+log = logging.getLogger(__name__)
+LISTENER_VARIABLE = "POOLGATE_LISTEN_FD"  # set for the processes of a group: the socket that their parent opened
+RESTART_S = 1.0
+STOP_MARGIN_S = 10.0
+
+
+def serve(loaded: LoadedConfig) -> int:
+    """Runs until SIGTERM or SIGINT, then drains; the exit code. Raises ConfigError when the port cannot be had."""
+    if not follow_parent():
+        return 0
+    inherited = os.environ.get(LISTENER_VARIABLE)
+    if inherited is not None:
+        return serve_one(loaded, socket.socket(fileno=int(inherited)))
+    gateway = loaded.config.gateway
+    listener = listen(gateway.host, gateway.port)
+    processes = process_count(loaded.config)
+    return serve_one(loaded, listener) if processes == 1 else ProcessGroup(loaded, listener, processes).run()
+
+
+def serve_one(loaded: LoadedConfig, listener: socket.socket) -> int:
+    app, runtime = build(loaded)
+    server = GatewayServer(server_config(app, drain_s=loaded.config.gateway.drain_s), lambda: runtime().begin_drain())
+    server.run(sockets=[listener])
+    return 0
+
+
+class ProcessGroup:
+    """N equal processes that accept on one socket. One that dies is replaced; a stop is passed on and waited for.
+
+    The kernel ends the processes when this parent is killed.
+    """
+
+    def __init__(self, loaded: LoadedConfig, listener: socket.socket, count: int) -> None:
+        self._loaded = loaded
+        self._listener = listener
+        self._count = count
+        self._signals: list[int] = []
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _frame: self._signals.append(received))
+        self._children = [self._start() for _ in range(self._count)]
+        while not self._signals:
+            time.sleep(0.2)
+            for i, child in enumerate(self._children):
+                if child.poll() is not None and not self._signals:
+                    log.error("gateway process %d ended with code %d, starting another", child.pid, child.returncode)
+                    time.sleep(RESTART_S)
+                    self._children[i] = self._start()
+        return self._stop()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        fd = self._listener.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", "--config", str(self._loaded.path)],
+            pass_fds=[fd],
+            env={**os.environ, LISTENER_VARIABLE: str(fd), PARENT_VARIABLE: str(os.getpid())},
+            start_new_session=True,  # a Ctrl-C in the terminal comes once, from us
+        )
+
+    def _stop(self) -> int:
+        self._listener.close()
+        deadline = time.monotonic() + self._loaded.config.gateway.drain_s + STOP_MARGIN_S
+        passed_on = 0
+        while any(child.poll() is None for child in self._children):
+            for number in self._signals[passed_on:]:
+                passed_on += 1
+                for child in self._children:
+                    if child.poll() is None:
+                        child.send_signal(number)
+            if time.monotonic() > deadline:
+                for child in self._children:
+                    child.kill()
+            time.sleep(0.05)
+        return 0

@@ -1,0 +1,165 @@
+"""Carries one reply of a replica to the caller: status, headers, body, and what it cost. Called by dispatch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.domain.errors import UpstreamBroken, UpstreamError
+from gateway.domain.outcome import Ending, Outcome, Usage
+from gateway.domain.request import InferenceRequest
+from gateway.upstream.attempt import Sent
+from gateway.upstream.engine_error import normalise
+from gateway.upstream.relay import StreamTap, usage_of
+
+MAX_PLAIN_BYTES = 64 << 20  # a whole reply is held in memory, so that a broken one is never sent as a success
+MAX_ERROR_BYTES = 1 << 20
+ABORTED = b'"finish_reason":"abort"'
+
+
+class Downstream(Protocol):
+    """The caller's side of an exchange."""
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def finish(self, data: bytes = b"") -> None: ...
+
+    async def refuse(
+        self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
+    ) -> None:
+        """The engine's own refusal, in our envelope."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a reply came; read when it is cut off."""
+
+    was_accepted: bool = False  # the engine took the request
+    events: int = 0
+    usage: Usage | None = None
+    first_byte_at: float | None = None  # monotonic
+
+
+Settle = Callable[[Outcome], "asyncio.Task[None]"]
+
+
+class Forwarder:
+    async def forward(
+        self,
+        request: InferenceRequest,
+        sent: Sent,
+        downstream: Downstream,
+        progress: Progress,
+        settle: Settle,
+        was_clamped: bool,
+    ) -> Outcome:
+        """Answers the caller. `settle` is called as soon as the cost is known: before the caller can see the end of
+        the reply, so that its next call finds the slot free. Raises UpstreamError."""
+        if sent.reply.status != 200:
+            return await self._refusal(sent, downstream)
+        progress.was_accepted = True
+        headers = [(b"x-poolgate-pool", sent.replica.pool.encode())]
+        if was_clamped:
+            headers.append((b"x-poolgate-clamped", request.output_field.encode()))
+        if request.stream:
+            return await self._stream(request, sent, downstream, progress, settle, headers)
+        return await self._plain(sent, downstream, progress, settle, headers)
+
+    async def _plain(
+        self,
+        sent: Sent,
+        downstream: Downstream,
+        progress: Progress,
+        settle: Settle,
+        headers: list[tuple[bytes, bytes]],
+    ) -> Outcome:
+        body = await sent.reply.read_all(MAX_PLAIN_BYTES)
+        progress.first_byte_at = time.monotonic()
+        if ABORTED in body:
+            raise UpstreamError("The engine gave up this request before it was finished.")
+        progress.usage = usage_of(body)
+        outcome = Outcome(Ending.COMPLETED, 200, progress.usage or Usage(0, 0))
+        await asyncio.shield(settle(outcome))
+        await downstream.start(
+            200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
+        )
+        await downstream.finish(body)
+        return outcome
+
+    async def _stream(
+        self,
+        request: InferenceRequest,
+        sent: Sent,
+        downstream: Downstream,
+        progress: Progress,
+        settle: Settle,
+        headers: list[tuple[bytes, bytes]],
+    ) -> Outcome:
+        tap = StreamTap(drop_usage_event=not request.wants_usage)
+        reply = sent.reply
+        outcome: Outcome | None = None
+        has_started = False
+        while data := await reply.read():
+            out = tap.feed(data)
+            progress.events, progress.usage = tap.events, tap.usage
+            if tap.error is not None and not has_started:
+                # nothing was sent yet, so the failure can still have a status of its own
+                raise UpstreamError(f"The engine failed: {tap.error}")
+            if tap.saw_done and outcome is None:
+                outcome = ended(tap, progress)
+                await asyncio.shield(settle(outcome))
+            if not out:
+                continue
+            if not has_started:
+                has_started = True
+                progress.first_byte_at = time.monotonic()
+                await downstream.start(200, [*STREAM_HEADERS, *headers])
+            await downstream.write(out)
+        rest = tap.finish()
+        if outcome is None:
+            if not has_started and not rest:
+                raise UpstreamBroken("The engine ended its reply before the first event.")
+            if rest and not has_started:
+                await downstream.start(200, [*STREAM_HEADERS, *headers])
+            if rest:
+                await downstream.write(rest)
+            raise UpstreamBroken("The engine ended the stream before it was finished.")
+        if rest:
+            await downstream.write(rest)
+        await downstream.finish()
+        return outcome
+
+    async def _refusal(self, sent: Sent, downstream: Downstream) -> Outcome:
+        reply = sent.reply
+        body = await reply.read_all(MAX_ERROR_BYTES)
+        message, kind, param, code = normalise(reply.status, body)
+        if reply.status in PASSED_ON:
+            await downstream.refuse(reply.status, message, kind, param, code, None)
+            return Outcome(Ending.ENGINE_REFUSED, reply.status, None, str(code) if code is not None else None)
+        if reply.status in (429, 503):
+            await downstream.refuse(503, message, kind, param, code, BUSY_RETRY_S)
+            return Outcome(Ending.UPSTREAM_ERROR, 503, None, "engine_busy")
+        raise UpstreamError(f"The engine answered {reply.status}: {message}")
+
+
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+# the request's own fault: the engine's word stands. Not 401 and 403: those are about our key, not the caller's.
+PASSED_ON = frozenset({400, 404, 405, 409, 413, 415, 422, 501})
+BUSY_RETRY_S = 2
+
+
+def ended(tap: StreamTap, progress: Progress) -> Outcome:
+    usage = progress.usage or Usage(0, progress.events)
+    if tap.error is not None or tap.finish_abort:
+        return Outcome(Ending.UPSTREAM_ERROR, 200, usage, "engine_failed")
+    return Outcome(Ending.COMPLETED, 200, usage)
