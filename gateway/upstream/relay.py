@@ -1,0 +1,254 @@
+"""Reads usage, errors and the end of a reply from the side, while its bytes go through; the dispatcher calls it.
+
+Events are looked at as bytes: nothing is decoded that does not have to be, so a character cut in two, or a line
+separator inside a string, is no matter here. Most events of a stream cost a few substring counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from gateway.domain.outcome import Usage
+
+# An event ends at an empty line. Ends of lines are CR LF, LF and CR, and nothing else (HTML standard, 9.2.5). The
+# look-ahead keeps CR LF in one piece; a CR at the very end of what has come ends its line, whatever comes next.
+_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+_CR, _LF = 13, 10  # as numbers, which bytes look for fastest
+
+MAX_EVENT_BYTES = 1 << 18  # of an event that has not ended; a longer one goes through unread
+MAX_ERROR_CHARS = 500
+
+# A key with something to read behind it. Quotes inside a string are escaped, so text that a model writes never looks
+# like this; a match only means that the event is decoded.
+_TELLING = re.compile(rb'"(?:error"\s*:(?!\s*null)|usage"\s*:(?!\s*null)|finish_reason"\s*:(?!\s*null))')
+_CHOICE = b'"finish_reason"'  # each choice has one
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # ValueError: UnicodeDecodeError, for bad UTF-8
+
+
+class _Usage(msgspec.Struct):
+    """OpenAI's usage object; embeddings have no completion_tokens."""
+
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)] = 0
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    """What we look for in an event. Each field is read on its own, so that an odd one hides no other."""
+
+    choices: msgspec.Raw = msgspec.Raw(b"null")
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Reply(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_event_decoder = msgspec.json.Decoder(_Event)
+_reply_decoder = msgspec.json.Decoder(_Reply)
+_usage_decoder = msgspec.json.Decoder(_Usage | None)
+_choices_decoder = msgspec.json.Decoder(list[_Choice])
+
+
+def usage_of(body: bytes) -> Usage | None:
+    """The usage of a plain JSON reply; None when it has none, or none that can be read."""
+    try:
+        usage = _reply_decoder.decode(body).usage
+    except _UNREADABLE:
+        return None
+    return None if usage is None else Usage(usage.prompt_tokens, usage.completion_tokens)
+
+
+class StreamTap:
+    """The facts of one SSE stream. Feed it each read; pass on what it gives back, then what `finish` gives.
+
+    Nothing is changed but this: with `drop_usage_event`, an event that has usage and no choices is taken out whole.
+    To be able to, it then holds back an event that has not ended; a client could not have used that part anyway.
+    """
+
+    __slots__ = (
+        "_drops",
+        "_ended_in_cr",
+        "_given",
+        "_is_skipping",
+        "_last_was_dropped",
+        "_tail",
+        "error",
+        "events",
+        "finish_abort",
+        "saw_done",
+        "saw_finish",
+        "usage",
+    )
+
+    def __init__(self, drop_usage_event: bool) -> None:
+        self.events = 0  # that carry choices: neither usage alone, nor an error, nor the end mark
+        self.usage: Usage | None = None  # the last that the engine told
+        self.saw_done = False
+        self.saw_finish = False  # a finish_reason that is not null
+        self.finish_abort = False
+        self.error: str | None = None  # of an error event; the first one's
+        self._drops = drop_usage_event
+        self._tail = b""  # of the event that has not ended
+        self._given = 0  # bytes of `_tail` that have been passed on
+        self._is_skipping = False  # that event is too long to be read; `_tail` holds only its last bytes
+        self._ended_in_cr = False  # the last event ended in CR and the read with it: a LF may belong to it
+        self._last_was_dropped = False
+
+    @property
+    def has_started_content(self) -> bool:
+        return self.events > 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes a read, gives the bytes to pass on: the same object unless something is held back or taken out."""
+        if (
+            not self._tail
+            and not self._ended_in_cr
+            and data.find(_LF) == len(data) - 2  # one whole event of one line: how engines write them
+            and data.endswith(b"\n\n")
+            and _CR not in data
+            and data.startswith(b"data:")
+        ):
+            return b"" if self._is_usage_only(data) and self._drops else data
+        return self._feed_any(data)
+
+    def finish(self) -> bytes:
+        """To be called when the body has ended: what was held back. Reads an event that lacks only its empty line."""
+        tail, self._tail = self._tail, b""
+        if not tail or self._is_skipping:
+            return b""
+        if self._is_usage_only_closely(tail, is_whole=False) and self._drops:
+            return b""
+        return tail[self._given :]
+
+    def _feed_any(self, data: bytes) -> bytes:
+        if not data:
+            return data
+        old = self._tail
+        buffer = old + data if old else data
+        begin = 0  # of the event looked at
+        given = self._given  # up to here the buffer was passed on, or dropped
+        parts: list[bytes] = []
+        if self._ended_in_cr:
+            self._ended_in_cr = False
+            if data.startswith(b"\n"):
+                begin = 1
+                given = 1 if self._last_was_dropped else 0
+        # an end that was not seen before can begin at most two bytes (one CR LF) before the new ones
+        for end in _ends(buffer, max(begin, len(old) - 2)):
+            event = buffer[begin:end]
+            self._last_was_dropped = False
+            if self._is_skipping:
+                self._is_skipping = False
+            elif self._is_usage_only(event) and self._drops:
+                own = begin + len(event) - len(event.lstrip(b"\r\n"))  # empty lines before it are not part of it
+                parts.append(buffer[given:own])
+                given = end
+                self._last_was_dropped = True
+            begin = end
+        self._ended_in_cr = begin == len(buffer) and buffer.endswith(b"\r")
+        self._tail = buffer[begin:]
+        if len(self._tail) > MAX_EVENT_BYTES and not self._is_skipping:
+            self._is_skipping = True
+            self.events += 1
+        if self._is_skipping:
+            self._tail = self._tail[-2:]
+        if not self._drops or self._is_skipping:
+            self._given = len(self._tail)
+            if not parts and given == len(old):
+                return data
+            return b"".join((*parts, buffer[given:]))
+        self._given = 0
+        if not parts and not old and not self._tail and not given:
+            return data
+        return b"".join((*parts, buffer[given:begin]))
+
+    def _is_usage_only(self, event: bytes) -> bool:
+        """Notes the facts of a whole event; True for the one to drop."""
+        if _TELLING.search(event) is None and event.rfind(_CHOICE) > 0 and event.startswith(b"data:"):
+            self.events += 1  # a piece of the answer, and nothing else to be known from it
+            return False
+        return self._is_usage_only_closely(event, is_whole=True)
+
+    def _is_usage_only_closely(self, event: bytes, *, is_whole: bool) -> bool:
+        payload = _payload(event)
+        if payload is None:  # a comment, an empty event
+            return False
+        if payload == b"[DONE]":
+            self.saw_done = True
+            return False
+        try:
+            fields = _event_decoder.decode(payload)
+        except _UNREADABLE:
+            self.events += is_whole  # it may well hold text: better counted than free
+            return False
+        usage = _read_usage(fields.usage)
+        if usage is not None:
+            self.usage = usage
+        if bytes(fields.error) != b"null":
+            if self.error is None:
+                self.error = _error_message(fields.error)
+            return False
+        choices = bytes(fields.choices)
+        if choices == b"null":
+            return False
+        if choices[:1] == b"[" and not choices[1:-1].strip():
+            return usage is not None
+        self.events += 1
+        reasons = _finish_reasons(choices)
+        if reasons:
+            self.saw_finish = True
+            self.finish_abort = self.finish_abort or "abort" in reasons
+        return False
+
+
+def _ends(buffer: bytes, start: int) -> Iterator[int]:
+    """Where the events of a buffer end, from `start` on."""
+    if _CR in buffer:
+        for match in _EVENT_END.finditer(buffer, start):
+            yield match.end()
+        return
+    while (at := buffer.find(b"\n\n", start)) >= 0:  # the same, at a tenth of the cost
+        start = at + 2
+        yield start
+
+
+def _payload(event: bytes) -> bytes | None:
+    """The value of the event's data field, its lines joined by LF; None without one."""
+    lines = [line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")]
+    return b"\n".join(lines).strip(b" \t\n") if lines else None
+
+
+def _read_usage(raw: msgspec.Raw) -> Usage | None:
+    try:
+        usage = _usage_decoder.decode(raw)
+    except _UNREADABLE:
+        return None
+    return None if usage is None else Usage(usage.prompt_tokens, usage.completion_tokens)
+
+
+def _finish_reasons(choices: bytes) -> set[str]:
+    try:
+        return {choice.finish_reason for choice in _choices_decoder.decode(choices) if choice.finish_reason is not None}
+    except _UNREADABLE:
+        return set()
+
+
+def _error_message(raw: msgspec.Raw) -> str:
+    try:
+        error = msgspec.json.decode(raw)
+    except _UNREADABLE:
+        error = None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message[:MAX_ERROR_CHARS] if isinstance(message, str) and message else "no reason given"
