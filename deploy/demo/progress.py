@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
 LIVE_EVERY_S = 1.0  # a terminal: the line is written over
-PLAIN_EVERY_S = 10.0  # a file or CI log: a new line
+PLAIN_EVERY_S = 5.0  # a file or CI log: a new line
 TAIL_LINES = 60
 STOP_S = 10.0  # from SIGTERM to SIGKILL of a command that we give up
 
