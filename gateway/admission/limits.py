@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -113,7 +114,8 @@ def refusal(readings: Sequence[Reading], tokens: int) -> LimitExceeded:
     if blocking.wait_s is None:
         text = f"{facts} is less than the {asked} that this request asks for; waiting does not help: ask for less."
     else:
-        text = f"{facts} is used up: {blocking.used} used, {asked} asked. Try again in {blocking.wait_s:.1f} s."
+        wait_s = math.ceil(blocking.wait_s * 10) / 10
+        text = f"{facts} is used up: {blocking.used} used, {asked} asked. Try again in {wait_s:g} s."
     return LimitExceeded(
         text, retry_after_s=blocking.wait_s, scope=limit.scope, kind=limit.kind.value, rate=rate_state(readings)
     )
