@@ -1,79 +1,17 @@
-"""A real redis-server on a Unix socket, emptied before each test; small configs; how to wait for something."""
+"""A real redis-server on a Unix socket, emptied before each test; and small configs for it."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-import socket
-import subprocess
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.redis_process import RedisProcess
 from redis.asyncio import Redis
 
 from gateway.config.load import LoadedConfig, parse
-from workers.redis_binary import find_binary
-
-START_S = 30.0
-
-
-@dataclass
-class RedisProcess:
-    """A redis-server that a test may freeze, kill and start again; its data (an append-only file) stays."""
-
-    directory: Path
-    process: subprocess.Popen[bytes] | None = field(default=None)
-
-    @property
-    def socket(self) -> Path:
-        return self.directory / "redis.sock"
-
-    @property
-    def url(self) -> str:
-        return f"unix://{self.socket}"
-
-    def start(self) -> None:
-        options = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "yes"]
-        options += ["--appendfsync", "no", "--dir", str(self.directory)]
-        with open(self.directory / "log", "ab") as log:
-            self.process = subprocess.Popen([find_binary(), *options], stdout=log, stderr=log)
-        until = time.monotonic() + START_S
-        while not self._answers():
-            assert self.process.poll() is None, (self.directory / "log").read_text()
-            assert time.monotonic() < until, "redis-server did not start"
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    def freeze(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def thaw(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-
-    def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(str(self.socket))
-                probe.sendall(b"PING\r\n")
-                return probe.recv(64).startswith(b"+PONG")
-            except OSError:
-                return False
 
 
 @pytest.fixture(scope="session")
@@ -131,21 +69,3 @@ def config_for(tmp_path: Path) -> Callable[..., LoadedConfig]:
         return make_config(url, tmp_path, **sections)
 
     return make
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Awaitable[None]]:
-    """`await eventually(condition)`: until the (async or plain) condition holds; fails after `within_s`."""
-
-    async def wait(condition: Callable[[], Any], within_s: float = 15.0) -> None:
-        until = time.monotonic() + within_s
-        while True:
-            result = condition()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
-            assert time.monotonic() < until, "the condition did not come true in time"
-            await asyncio.sleep(0.02)
-
-    return wait

@@ -9,11 +9,12 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from fakes.engine import eventually
 from redis.asyncio import Redis
 
 from gateway.config.store import embedded_socket
@@ -42,6 +43,10 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+async def has_ended(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 @both_binaries
@@ -147,9 +152,7 @@ async def test_cancelling_the_stop_does_not_leave_it_running(state_dir: Path) ->
 
 
 @both_binaries
-async def test_it_does_not_outlive_a_killed_parent(
-    binary: Path, state_dir: Path, eventually: Callable[..., Awaitable[None]]
-) -> None:
+async def test_it_does_not_outlive_a_killed_parent(binary: Path, state_dir: Path) -> None:
     program = (
         "import asyncio, pathlib, sys\n"
         "from workers.redis_server import RedisServer\n"
@@ -167,7 +170,7 @@ async def test_it_does_not_outlive_a_killed_parent(
     assert is_alive(pid)
     parent.kill()
     await parent.wait()
-    await eventually(lambda: not is_alive(pid))
+    await eventually(lambda: has_ended(pid), "Redis ends with its parent")
     async with RedisServer(state_dir, binary=binary) as server:  # nothing of it is in the way
         assert server.pid is not None
 

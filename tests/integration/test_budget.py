@@ -1,0 +1,382 @@
+"""Budgets in a real Redis: what passes, what is charged, what comes back, over one and over many gateway processes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+from fakes.budget_world import budgets, held, let_time_pass, scope, slow_wire, tokens_in_window
+from fakes.engine import eventually
+from fakes.redis_process import RedisProcess
+from redis.asyncio import Redis
+from redis.crc import key_slot
+
+from gateway.admission.budget import LEASE_S, Budget, Reservation
+from gateway.admission.limits import Scope
+from gateway.domain.errors import LimitExceeded
+from gateway.domain.request import RateState
+
+
+async def refused(budget: Budget, scopes: list[Scope], tokens: int = 0) -> LimitExceeded:
+    with pytest.raises(LimitExceeded) as caught:
+        await budget.reserve(scopes, tokens)
+    return caught.value
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+async def test_steady_light_traffic_is_never_limited_and_no_key_lives_for_ever(
+    redis_url: str, redis_client: Redis
+) -> None:
+    async with budgets(redis_url) as [budget]:
+        for _ in range(30):  # 5 tokens every 10 s for 5 minutes: 150 in all, at most 35 in a minute
+            await budget.settle(await budget.reserve([scope(rpm=10, tpm=100, slots=2)], 6), 5)
+            for key in await redis_client.keys("*"):
+                assert 0 < await redis_client.ttl(key) <= 62, key
+            await let_time_pass(redis_client, 10)
+        assert await tokens_in_window(redis_client) <= 40
+
+
+async def test_what_was_used_counts_for_a_minute_and_a_refusal_tells_when_it_ends(
+    redis_url: str, redis_client: Redis
+) -> None:
+    async with budgets(redis_url) as [budget]:
+        await budget.reserve([scope(tpm=100)], 30)
+        await let_time_pass(redis_client, 20)
+        await budget.reserve([scope(tpm=100)], 70)
+        small, large = await refused(budget, [scope(tpm=100)], 30), await refused(budget, [scope(tpm=100)], 31)
+        assert small.retry_after_s is not None
+        assert large.retry_after_s is not None
+        # the older 30 leave 20 s before the younger 70; a bucket counts until its last event can be 60 s old
+        assert 38 < small.retry_after_s <= 41
+        assert 58 < large.retry_after_s <= 61
+        await let_time_pass(redis_client, 41)
+        await budget.reserve([scope(tpm=100)], 30)
+
+
+async def test_the_minute_has_no_edge_to_bleed_over(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        await budget.reserve([scope(rpm=1)], 0)
+        await let_time_pass(redis_client, 61)
+        reservation = await budget.reserve([scope(rpm=1)], 0)
+        assert reservation.rate.remaining_requests == 0
+
+
+async def test_a_late_refund_touches_only_its_own_second(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        early = await budget.reserve([scope(tpm=100)], 60)
+        await let_time_pass(redis_client, 62)
+        await budget.reserve([scope(tpm=100)], 60)
+        await budget.settle(aged(early, 62), 0)
+        assert await tokens_in_window(redis_client) == 60
+        assert (await refused(budget, [scope(tpm=100)], 50)).kind == "tokens_per_min"
+
+
+async def test_a_refund_within_the_minute_takes_effect_at_once(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        early = await budget.reserve([scope(tpm=100)], 60)
+        await let_time_pass(redis_client, 30)
+        late = await budget.reserve([scope(tpm=100)], 40)
+        await budget.settle(aged(early, 30), 10)
+        await budget.reserve([scope(tpm=100)], 50)
+        await budget.settle(late, 40)
+        assert await tokens_in_window(redis_client) == 10 + 40 + 50
+
+
+async def test_more_used_than_reserved_is_charged_too(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        await budget.settle(await budget.reserve([scope(tpm=100)], 0), 30)
+        await budget.settle(await budget.reserve([scope(tpm=100)], 10), 120)
+        assert await tokens_in_window(redis_client) == 150
+        error = await refused(budget, [scope(tpm=100)], 1)
+        assert error.rate.remaining_tokens == 0
+
+
+async def test_settling_twice_gives_back_once(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        first = await budget.reserve([scope(tpm=100, slots=2)], 50)
+        await budget.reserve([scope(tpm=100, slots=2)], 50)
+        await asyncio.gather(budget.settle(first, 10), budget.settle(first, 10), budget.settle(first, 0))
+        assert (await tokens_in_window(redis_client), await held(redis_client)) == (60, 1)
+
+
+async def test_a_give_back_that_reaches_redis_twice_counts_once(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        reservation = await budget.reserve([scope(tpm=100)], 50)
+        await budget.settle(reservation, 10)
+        budget._held[reservation.lease_id] = reservation  # as if the first one's reply had been lost
+        await budget.settle(reservation, 10)
+        assert await tokens_in_window(redis_client) == 10
+
+
+async def test_a_clock_of_redis_that_is_set_back_does_not_limit_for_ever(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        await budget.reserve([scope(rpm=1)], 0)
+        await let_time_pass(redis_client, -3600)
+        await budget.reserve([scope(rpm=1)], 0)
+
+
+# --- one step over all limits -----------------------------------------------------------------------------------------
+
+
+async def test_refused_by_one_limit_is_charged_by_none(redis_url: str, redis_client: Redis) -> None:
+    limits = [scope(rpm=2, slots=1)]
+    async with budgets(redis_url) as [budget]:
+        running = await budget.reserve(limits, 0)
+        error = await refused(budget, limits)
+        assert (error.kind, error.retry_after_s) == ("in_flight", 1.0)
+        assert error.rate.remaining_requests == 1
+        await budget.settle(running, 0)
+        await budget.reserve(limits, 0)
+
+
+async def test_a_refusal_by_the_route_leaves_key_and_user_untouched(redis_url: str, redis_client: Redis) -> None:
+    scopes = [scope("key:a", rpm=5, tpm=50, slots=5), scope("user:u", tpm=50), scope("route:chat", tpm=20)]
+    async with budgets(redis_url) as [budget]:
+        error = await refused(budget, scopes, 30)
+        assert (error.scope, error.retry_after_s) == ("route:chat", None)
+        assert "waiting does not help" in error.message
+        assert await redis_client.keys("*") == []
+        await budget.reserve(scopes, 20)
+        assert {await tokens_in_window(redis_client, name) for name in ("key:a", "user:u", "route:chat")} == {20}
+
+
+async def test_the_refusal_names_the_limit_that_takes_longest(redis_url: str, redis_client: Redis) -> None:
+    scopes = [scope("key:a", rpm=1), scope("user:u", rpm=1)]
+    async with budgets(redis_url) as [budget]:
+        await budget.reserve(scopes[:1], 0)
+        await let_time_pass(redis_client, 30)
+        await budget.reserve(scopes[1:], 0)
+        error = await refused(budget, scopes)
+        assert error.scope == "user:u"
+
+
+async def test_headers_tell_the_tightest_limit(redis_url: str) -> None:
+    async with budgets(redis_url) as [budget]:
+        rate = (await budget.reserve([scope("key:a", rpm=10, tpm=1000), scope("user:u", rpm=3)], 400)).rate
+        assert rate == RateState(3, 2, rate.reset_requests_s, 1000, 600, rate.reset_tokens_s)
+        assert rate.reset_requests_s is not None
+        assert 60 <= rate.reset_requests_s <= 61
+
+
+async def test_asks_beyond_any_number_are_refused_and_not_miscounted(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        assert (await refused(budget, [scope(tpm=10**12)], 10**30)).retry_after_s is None
+        reservation = await budget.reserve([scope(tpm=10**12)], 10**12)
+        await budget.settle(reservation, 10**12 - 1)
+        assert await tokens_in_window(redis_client) == 10**12 - 1
+
+
+async def test_every_key_of_a_script_is_in_one_cluster_slot(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        scopes = [scope("key:{x}a", rpm=9, tpm=9, slots=9), scope("user:u", tpm=9), scope("route:org/m", rpm=9)]
+        await budget.settle(await budget.reserve(scopes, 5), 2)
+        await budget.reserve(scopes, 1)
+        keys = await redis_client.keys("*")
+        assert len(keys) == 6  # five windows and sets, one settled marker
+        assert len({key_slot(key) for key in keys}) == 1
+
+
+# --- many processes ---------------------------------------------------------------------------------------------------
+
+
+async def test_three_processes_share_one_limit_exactly(redis_url: str) -> None:
+    async with budgets(redis_url, 3) as processes:
+        calls = [processes[number % 3].reserve([scope(rpm=10)], 0) for number in range(30)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert sum(isinstance(result, Reservation) for result in results) == 10
+        assert sum(isinstance(result, LimitExceeded) for result in results) == 20
+
+
+WORKER = """
+import asyncio, sys
+from redis.asyncio import Redis
+from gateway.admission.budget import Budget
+from gateway.admission.limits import Scope
+from gateway.admission.link import RedisLink
+from gateway.domain.errors import LimitExceeded
+from gateway.domain.request import Limits
+
+async def one(budget, redis):
+    try:
+        reservation = await budget.reserve([Scope("key:a", Limits(in_flight=5))], 0)
+    except LimitExceeded:
+        return
+    await redis.rpush("upstream", await redis.incr("active"))
+    await asyncio.sleep(1.0)
+    await redis.decr("active")
+    await budget.settle(reservation, 0)
+
+async def main():
+    redis = Redis.from_url(sys.argv[1])
+    link = RedisLink(Redis.from_url(sys.argv[1], socket_timeout=20), timeout_s=20)
+    budget = Budget(link, on_outage="closed")
+    await redis.rpush("ready", 1)
+    await redis.blpop(["go"], timeout=30)
+    await asyncio.gather(*(one(budget, redis) for _ in range(50)))
+    await budget.aclose()
+    await link.aclose()
+    await redis.aclose()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_burst_over_four_processes_never_has_more_upstream_than_the_limit(
+    redis_url: str, redis_client: Redis
+) -> None:
+    command = [sys.executable, "-c", WORKER, redis_url]
+    workers = [await asyncio.create_subprocess_exec(*command) for _ in range(4)]
+    try:
+        await eventually(lambda: at_least(redis_client, "ready", 4), "four workers are up", within_s=60)
+        await redis_client.rpush("go", 1, 1, 1, 1)
+        async with asyncio.timeout(60):
+            assert [await worker.wait() for worker in workers] == [0, 0, 0, 0]
+    finally:
+        for worker in workers:
+            if worker.returncode is None:
+                worker.kill()
+                await worker.wait()
+    upstream = [int(active) for active in await redis_client.lrange("upstream", 0, -1)]
+    assert len(upstream) >= 5
+    assert max(upstream) <= 5
+    assert await held(redis_client) == 0
+
+
+async def at_least(redis: Redis, key: str, count: int) -> bool:
+    return int(await redis.llen(key)) >= count
+
+
+HOLDER = """
+import asyncio, sys
+from redis.asyncio import Redis
+from gateway.admission.budget import Budget
+from gateway.admission.limits import Scope
+from gateway.admission.link import RedisLink
+from gateway.domain.request import Limits
+
+async def main():
+    link = RedisLink(Redis.from_url(sys.argv[1], socket_timeout=20), timeout_s=20)
+    budget = Budget(link, on_outage="closed")
+    budget.start()
+    for _ in range(3):
+        await budget.reserve([Scope("key:a", Limits(in_flight=3))], 0)
+    print("holds", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_slots_of_a_killed_process_lapse_by_themselves(redis_url: str, redis_client: Redis) -> None:
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, redis_url, stdout=asyncio.subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    try:
+        assert await holder.stdout.readline() == b"holds\n"
+    finally:
+        holder.kill()
+        await holder.wait()
+    async with budgets(redis_url) as [budget]:
+        await refused(budget, [scope(slots=3)])
+        await let_time_pass(redis_client, int(LEASE_S))
+        await budget.reserve([scope(slots=3)], 0)
+        assert await held(redis_client) == 1
+
+
+# --- slots in flight --------------------------------------------------------------------------------------------------
+
+
+async def test_a_running_request_keeps_its_slot_by_renewal(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        reservation = await budget.reserve([scope(slots=1), scope("user:u", slots=1)], 0)
+        for _ in range(4):
+            await let_time_pass(redis_client, 20)
+            await budget.renew()
+        await refused(budget, [scope(slots=1)])
+        await refused(budget, [scope("user:u", slots=1)])
+        await budget.settle(reservation, 0)
+        await budget.reserve([scope(slots=1)], 0)
+
+
+async def test_a_slot_settled_while_its_renewal_is_on_the_way_comes_free_soon(
+    redis_process: RedisProcess, redis_client: Redis
+) -> None:
+    async with (
+        slow_wire(redis_process.socket, redis_process.directory, 0.05) as url,
+        budgets(url) as [budget],
+    ):
+        for _ in range(5):
+            reservation = await budget.reserve([scope(slots=1), scope("user:u", slots=1)], 0)
+            renewing = asyncio.create_task(budget.renew())
+            await asyncio.sleep(random.uniform(0, 0.1))
+            await budget.settle(reservation, 0)
+            await renewing
+            budget.start()
+            await eventually(lambda: is_free(redis_client), "the slots are free")
+            await budget.aclose()
+
+
+async def is_free(redis: Redis) -> bool:
+    return await held(redis) == 0 and await held(redis, "user:u") == 0
+
+
+async def test_cancelled_at_any_moment_nothing_stays_held_or_charged(
+    redis_process: RedisProcess, redis_client: Redis
+) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    used = 0
+
+    async def one(budget: Budget) -> None:
+        nonlocal used
+        reservation = await budget.reserve([scope(tpm=10**9, slots=10**5), scope("user:u", slots=10**5)], 100)
+        used += 7
+        await budget.settle(reservation, 7)
+
+    async with (
+        slow_wire(redis_process.socket, redis_process.directory, 0.02) as url,
+        budgets(url) as [budget],
+    ):
+        for _ in range(20):
+            calls = [asyncio.create_task(one(budget)) for _ in range(50)]
+            for call in calls:
+                asyncio.get_running_loop().call_later(rng.uniform(0, 0.25), call.cancel)
+            await asyncio.gather(*calls, return_exceptions=True)
+        await budget.aclose()
+        assert await held(redis_client) == 0, f"seed {seed}"
+        assert await held(redis_client, "user:u") == 0
+        assert await tokens_in_window(redis_client) == used
+
+
+# --- how many gateways there are --------------------------------------------------------------------------------------
+
+
+async def test_gateways_know_how_many_they_are(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url, 3) as [first, second, third]:
+        for budget in (first, second, third, first, second):
+            await budget.renew()
+        assert (first.processes, second.processes, third.processes) == (3, 3, 3)
+        await third.aclose()
+        await first.renew()
+        assert first.processes == 2
+        assert 0 < await redis_client.ttl("poolgate:gateways") <= 31
+
+
+async def test_a_dead_gateway_is_no_longer_counted(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url, 2) as [first, second]:
+        await second.renew()
+        await redis_client.zincrby("poolgate:gateways", -1000 * LEASE_S, second._process_id)
+        await first.renew()
+        assert first.processes == 1
+
+
+def aged(reservation: Reservation, seconds: int) -> Reservation:
+    """The same reservation after `let_time_pass`, which moved its bucket: it must be settled under the new second."""
+    assert reservation.bucket_s is not None
+    return replace(reservation, bucket_s=reservation.bucket_s - seconds)
