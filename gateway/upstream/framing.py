@@ -45,7 +45,7 @@ def parse_address(url: str) -> Address:
     """Reads `http://host:port[/prefix]` or `unix:/path/of.sock`. Raises ConnectFailed for any other form."""
     try:
         if url.startswith("unix:/"):
-            return Address("", 0, url.removeprefix("unix:"), b"localhost", b"")
+            return Address("", 0, "/" + url.removeprefix("unix:").lstrip("/"), b"localhost", b"")
         parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname and parts.username is None and not parts.query:
             authority = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

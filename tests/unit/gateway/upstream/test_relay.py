@@ -1,0 +1,314 @@
+"""StreamTap and usage_of: what goes out, and which facts are read, however a stream is cut into reads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gateway.domain.outcome import Usage
+from gateway.upstream.relay import MAX_ERROR_CHARS, MAX_EVENT_BYTES, StreamTap, usage_of
+
+USAGE = {
+    "prompt_tokens": 33,
+    "total_tokens": 81,
+    "completion_tokens": 48,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+
+
+def event(content: str | None, finish: str | None = None, **more: object) -> bytes:
+    """As vLLM 0.32 writes it: compact JSON, text not escaped to ASCII."""
+    delta = {"role": "assistant", "content": ""} if content is None else {"content": content}
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    return data({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice], **more})
+
+
+def data(document: object) -> bytes:
+    return b"data: " + json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def usage_event(**usage: object) -> bytes:
+    return data({"id": "chatcmpl-1", "choices": [], "usage": usage or USAGE, "system_fingerprint": "vllm-0.32.0"})
+
+
+DONE = b"data: [DONE]\n\n"
+# every separator that a line splitter of text would fall for, and texts that look like what the tap searches
+TRAPS = [
+    "Hi",
+    "한국어",
+    "🙂",
+    "a\u2028b\u2029c\u0085d",
+    'say "usage": {"x":1}',
+    "usage",
+    "finish_reason",
+    "error",
+    "[DONE]",
+    "\n\n",
+    "\r\n",
+]
+CONTENT = [event(None), *(event(TRAPS[i % len(TRAPS)]) for i in range(46)), event("", "length")]
+STREAM = b"".join((*CONTENT, usage_event(), DONE))
+WITHOUT_USAGE = b"".join((*CONTENT, DONE))
+
+
+@dataclass
+class Facts:
+    events: int
+    usage: Usage | None
+    saw_done: bool
+    saw_finish: bool
+    finish_abort: bool
+    error: str | None
+
+
+def facts_of(tap: StreamTap) -> Facts:
+    return Facts(tap.events, tap.usage, tap.saw_done, tap.saw_finish, tap.finish_abort, tap.error)
+
+
+def run(reads: list[bytes], *, drop: bool) -> tuple[bytes, StreamTap]:
+    tap = StreamTap(drop)
+    out = b"".join([*(tap.feed(read) for read in reads), tap.finish()])
+    return out, tap
+
+
+def cut(stream: bytes, offsets: list[int]) -> list[bytes]:
+    bounds = [0, *sorted(offsets), len(stream)]
+    return [stream[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+FIXED = Facts(48, Usage(33, 48), saw_done=True, saw_finish=True, finish_abort=False, error=None)
+LINE_ENDS = [b"\n", b"\r\n", b"\r"]
+
+
+@pytest.mark.parametrize("line_end", LINE_ENDS)
+@settings(max_examples=350, deadline=None)
+@given(offsets=st.lists(st.integers(0, len(STREAM) + 100), max_size=60), drop=st.booleans())
+def test_events_cut_anywhere_give_the_same_bytes_and_facts(line_end: bytes, offsets: list[int], drop: bool) -> None:
+    stream = STREAM.replace(b"\n", line_end)
+    out, tap = run(cut(stream, offsets), drop=drop)
+    assert out == (WITHOUT_USAGE.replace(b"\n", line_end) if drop else stream)
+    assert facts_of(tap) == FIXED
+
+
+@pytest.mark.parametrize("line_end", LINE_ENDS)
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_stream_that_comes_byte_by_byte_is_the_same_stream(line_end: bytes, drop: bool) -> None:
+    stream = STREAM.replace(b"\n", line_end)
+    out, tap = run([stream[i : i + 1] for i in range(len(stream))], drop=drop)
+    assert out == (WITHOUT_USAGE.replace(b"\n", line_end) if drop else stream)
+    assert facts_of(tap) == FIXED
+
+
+PIECES = {
+    event("x"): True,
+    event("y", usage=None): True,
+    event("z", usage=USAGE): True,
+    usage_event(): False,
+    b": keep-alive\n\n": True,
+    b"\n": True,
+    b"event: ping\ndata: {}\nid: 7\n\n": True,
+    b'data: {"choices":\ndata: [{"index":0}]}\n\n': True,
+    b'data: {"choices":[ ],\ndata: "usage":{"prompt_tokens":1}}\n\n': False,
+    DONE: True,
+}
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    pieces=st.lists(st.tuples(st.sampled_from(list(PIECES)), st.sampled_from(LINE_ENDS)), max_size=12),
+    offsets=st.lists(st.integers(0, 2500), max_size=20),
+)
+def test_only_usage_events_are_taken_out_of_any_mix_of_events_and_line_ends(
+    pieces: list[tuple[bytes, bytes]], offsets: list[int]
+) -> None:
+    written = [(piece.replace(b"\n", line_end), PIECES[piece]) for piece, line_end in pieces]
+    # an empty line of LF right behind a line of CR would read as one CR LF
+    assume(not any(a.endswith(b"\r") and b.startswith(b"\n") for (a, _), (b, _) in itertools.pairwise(written)))
+    out, _ = run(cut(b"".join(p for p, _ in written), offsets), drop=True)
+    assert out == b"".join(p for p, is_kept in written if is_kept)
+
+
+@pytest.mark.parametrize("drop", [True, False])
+@pytest.mark.parametrize("read", [event("x"), event("x") * 3, DONE, b": ping\n\n", event("a", "stop") + DONE])
+def test_whole_events_go_through_as_the_very_same_object(read: bytes, drop: bool) -> None:
+    assert StreamTap(drop).feed(read) is read
+
+
+def test_without_dropping_every_read_goes_through_at_once_even_half_an_event() -> None:
+    tap = StreamTap(drop_usage_event=False)
+    for i in range(0, len(STREAM), 7):
+        read = STREAM[i : i + 7]
+        assert tap.feed(read) is read
+    assert tap.finish() == b""
+    assert facts_of(tap) == FIXED
+
+
+@pytest.mark.parametrize("line_end", LINE_ENDS)
+def test_a_client_never_waits_for_the_next_event_to_see_this_one(line_end: bytes) -> None:
+    tap = StreamTap(drop_usage_event=True)
+    whole = event("x").replace(b"\n", line_end)
+    half = event("y").replace(b"\n", line_end)[:20]
+    assert tap.feed(whole + half) == whole
+    assert tap.feed(b"") == b""
+    assert tap.finish() == half
+
+
+@pytest.mark.parametrize("line_end", LINE_ENDS)
+def test_the_line_feed_of_a_dropped_event_that_comes_late_is_dropped_too(line_end: bytes) -> None:
+    usage = usage_event().replace(b"\n", line_end)
+    for at in range(1, len(usage)):
+        tap = StreamTap(drop_usage_event=True)
+        assert tap.feed(event("x")) + tap.feed(usage[:at]) + tap.feed(usage[at:]) + tap.feed(DONE) == event("x") + DONE
+
+
+def test_usage_with_a_choice_in_the_same_event_is_not_dropped() -> None:
+    reads = [event("a", usage={**USAGE, "completion_tokens": n}) for n in (1, 2, 3)]
+    out, tap = run(reads, drop=True)
+    assert out == b"".join(reads)
+    assert tap.usage == Usage(33, 3)  # continuous_usage_stats: the last one counts
+    assert tap.events == 3
+
+
+def test_a_usage_event_at_the_end_that_lacks_only_its_empty_line_is_read_and_dropped() -> None:
+    out, tap = run([event("a"), usage_event()[:-1]], drop=True)
+    assert out == event("a")
+    assert tap.usage == Usage(33, 48)
+
+
+def test_half_an_event_at_the_end_is_passed_on_but_not_counted() -> None:
+    for drop in (True, False):
+        out, tap = run([event("a"), event("b")[:-9]], drop=drop)
+        assert out == event("a") + event("b")[:-9]
+        assert tap.events == 1
+
+
+def test_a_stream_that_just_stops_shows_neither_end_mark_nor_finish() -> None:
+    out, tap = run([event("a")] * 5, drop=True)
+    assert out == event("a") * 5
+    assert facts_of(tap) == Facts(5, None, False, False, False, None)
+
+
+def test_plain_completions_are_read_like_chat() -> None:
+    # vLLM 0.32, POST /v1/completions
+    text = (
+        b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" a","logprobs":null,'
+        b'"finish_reason":null,"stop_reason":null}]}\n\n'
+    )
+    last = text.replace(b'"finish_reason":null', b'"finish_reason":"length"')
+    out, tap = run([text, last, usage_event(), DONE], drop=True)
+    assert out == text + last + DONE
+    assert facts_of(tap) == Facts(2, Usage(33, 48), True, True, False, None)
+
+
+def test_spaces_in_the_json_change_nothing() -> None:
+    reads = [STREAM.replace(b'":', b'": ').replace(b"[]", b"[ ]")]
+    _, tap = run(reads, drop=True)
+    assert facts_of(tap) == FIXED
+
+
+def test_finish_reason_abort_is_seen() -> None:
+    _, tap = run([event("a"), event("", "abort"), DONE], drop=False)
+    assert tap.finish_abort
+    assert tap.saw_finish
+
+
+def test_one_aborted_choice_of_several_is_seen() -> None:
+    choices = [{"index": 0, "finish_reason": None}, {"index": 1, "finish_reason": "abort"}]
+    _, tap = run([data({"choices": choices})], drop=False)
+    assert tap.finish_abort
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        # vLLM 0.32, EngineCore killed during a stream
+        (
+            b'{"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.", '
+            b'"type": "InternalServerError", "param": null, "code": 500}}',
+            "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        ),
+        (b'{"error":"Unauthorized"}', "Unauthorized"),
+        (b'{"error":{"type":"x"}}', "no reason given"),
+        (b'{"error":[1]}', "no reason given"),
+        (b'{"error":{"message":"' + b"m" * 5000 + b'"}}', "m" * MAX_ERROR_CHARS),
+        (b'{"type":"error","error":{"type":"NotFoundError","message":"gone"}}', "gone"),
+    ],
+)
+def test_a_failure_inside_the_first_event_is_seen_as_failure(payload: bytes, message: str) -> None:
+    read = b"data: " + payload + b"\n\n"
+    out, tap = run([read, DONE], drop=True)
+    assert out == read + DONE
+    assert tap.error == message
+    assert not tap.has_started_content
+
+
+def test_the_word_error_in_a_text_is_no_error() -> None:
+    _, tap = run([event('"error":{"message":"x"}'), event("error"), event("x", error=None)], drop=True)
+    assert tap.error is None
+    assert tap.events == 3
+
+
+def test_content_has_started_with_the_first_choice() -> None:
+    tap = StreamTap(drop_usage_event=True)
+    tap.feed(b": ping\n\n")
+    assert not tap.has_started_content
+    tap.feed(event(None))
+    assert tap.has_started_content
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_an_event_without_end_goes_through_unread_and_memory_stays_bounded(drop: bool) -> None:
+    tap = StreamTap(drop)
+    read = b"x" * 65_536
+    out = tap.feed(b'data: {"choices":[{"text":"')
+    for _ in range(40):
+        out += tap.feed(read)
+        assert len(tap._tail) <= MAX_EVENT_BYTES
+    assert len(out) == 27 + 40 * 65_536
+    assert len(tap._tail) <= 2
+    end = b'"}]}\n\n' + event("next") + usage_event()
+    out = tap.feed(end) + tap.finish()
+    assert out == (end[: -len(usage_event())] if drop else end)
+    assert tap.events == 2
+    assert tap.usage == Usage(33, 48)
+
+
+def test_a_character_cut_in_half_or_broken_is_never_decoded() -> None:
+    bad = b'data: {"choices":[{"delta":{"content":"\xc3\x28"},"finish_reason":null}]}\n\n'
+    out, tap = run([bad, bad.replace(b"null", b'"stop"')], drop=True)
+    assert out == bad + bad.replace(b"null", b'"stop"')
+    assert tap.events == 2
+
+
+def test_usage_in_an_event_that_is_no_json_is_passed_over() -> None:
+    read = b'data: {"choices":[],"usage":{"prompt_tokens":\n\n'
+    out, tap = run([read], drop=True)
+    assert out == read
+    assert tap.usage is None
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        (b'{"choices":[],"usage":{"prompt_tokens":3,"total_tokens":8,"completion_tokens":5}}', Usage(3, 5)),
+        (b'{"data":[],"usage":{"prompt_tokens":3,"total_tokens":3}}', Usage(3, 0)),
+        (b'{"usage":null}', None),
+        (b"{}", None),
+        (b"", None),
+        (b"[]", None),
+        (b'{"usage":{"prompt_tokens":"3"}}', None),
+        (b'{"usage":{"prompt_tokens":-3}}', None),
+        (b'{"usage":{"prompt_tokens":1e99}}', None),
+        (b'{"usage":{"prompt_tokens":3}', None),
+        (b'{"x":"\xc3\x28","usage":{"prompt_tokens":3}}', Usage(3, 0)),
+        (b'{"x":' + b"[" * 100_000 + b',"usage":{"prompt_tokens":3}}', None),
+        ("{}".encode("utf-16"), None),
+    ],
+)
+def test_usage_of_a_plain_reply(body: bytes, usage: Usage | None) -> None:
+    assert usage_of(body) == usage
