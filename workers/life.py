@@ -32,6 +32,7 @@ WATCH_S = 1.0
 MAX_STRIKES = 6  # unanswered probes in a row before a worker counts as dead; each waits up to health.PROBE_S
 FAMILY_EVERY = 5  # looks at the process tree, in rounds of WATCH_S
 FLUSH_S = 3.0
+CANCEL_AGAIN_S = 1.0
 ARGPARSE_STATUS = 2  # vLLM does not know an option or its value: the same start cannot succeed
 
 
@@ -161,7 +162,7 @@ class Life:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
-                await _cancel(watched)
+                await end_task(watched)
                 await self._leave(port)
                 return None
             end = exited.result() if exited.done() else watched.result()
@@ -170,7 +171,7 @@ class Life:
             return end
         finally:
             for task in tasks:
-                await _cancel(task)
+                await end_task(task)
 
     async def _watch(self, child: Child, launch: Launch, port: int, turn: contextlib.AsyncExitStack) -> End:
         engine = Engine(port, self._key, self._spec.served_name)
@@ -256,8 +257,8 @@ class Life:
         try:
             await asyncio.wait({idle, hurried}, timeout=self._around.drain_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _cancel(idle)
-            await _cancel(hurried)
+            await end_task(idle)
+            await end_task(hurried)
             await engine.aclose()
 
     async def _until_idle(self, engine: Engine, settle_s: float) -> None:
@@ -311,8 +312,8 @@ class Life:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() and not self._stop.is_set() else None
         finally:
-            await _cancel(task)
-            await _cancel(stopped)
+            await end_task(task)
+            await end_task(stopped)
 
 
 async def _load(engine: Engine) -> Any:
@@ -321,10 +322,15 @@ async def _load(engine: Engine) -> Any:
     return None
 
 
-async def _cancel(task: asyncio.Task[Any]) -> None:
-    """Ends the task and waits for it; what it raised is read, so that nothing complains later."""
-    task.cancel()
-    await asyncio.wait({task})
+async def end_task(task: asyncio.Task[Any], *, patience_s: float = 0.0) -> None:
+    """Waits `patience_s` for the task, then cancels it until it is done: libraries may swallow a cancellation.
+
+    What it raised is read, so that nothing complains of it later.
+    """
+    await asyncio.wait({task}, timeout=patience_s)
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
     if not task.cancelled():
         task.exception()
 

@@ -37,6 +37,7 @@ class Publisher:
         self._revision = revision
         self._replicas = replicas
         self._change = asyncio.Event()
+        self._is_over = False
         self._one_at_a_time = asyncio.Lock()  # so that an older document never lands after a newer one
         self._is_reachable: bool | None = None
 
@@ -56,13 +57,20 @@ class Publisher:
             return True
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
+        """Until `finish`, or until cancelled."""
+        while not self._is_over:
             self._change.clear()
             await self.flush()
+            if self._is_over:
+                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PUBLISH_S):
                     await self._change.wait()
+
+    def finish(self) -> None:
+        """Ends `run` at its next turn: a cancellation alone can get lost inside a call to Redis (redis-py 8.1)."""
+        self._is_over = True
+        self._change.set()
 
     async def withdraw(self) -> None:
         """At a clean stop: this host has no replicas any more. `run` must have ended."""

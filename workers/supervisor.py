@@ -20,7 +20,7 @@ from gateway.config.load import LoadedConfig
 from gateway.domain.replica import ReplicaRecord
 from workers import leftovers
 from workers.gpu import GpuDesk
-from workers.life import PortSource, Surroundings
+from workers.life import FLUSH_S, PortSource, Surroundings, end_task
 from workers.ports import Ports
 from workers.publish import PUBLISH_S, Publisher
 from workers.restart import RestartPolicy
@@ -96,7 +96,8 @@ class Supervisor:
                     if isinstance(result, BaseException):
                         logger.error("a worker's task ended with a defect", exc_info=result)
             finally:
-                for task in (*working, publishing):
-                    task.cancel()
-                await asyncio.wait({*working, publishing})
+                for task in working:
+                    await end_task(task)
+                self._publisher.finish()
+                await end_task(publishing, patience_s=FLUSH_S)
                 await self._publisher.withdraw()

@@ -120,7 +120,8 @@ class Worker:
         load = self._record.load if state in (ReplicaState.READY, ReplicaState.DRAINING) else None
         self._record = replace(self._record, state=state, detail=detail, since_s=time.time(), load=load)
         level = {ReplicaState.FAILED: logging.ERROR, ReplicaState.BACKOFF: logging.WARNING}.get(state, logging.INFO)
-        logger.log(level, "worker %s: %s → %s%s", self.spec.id, before, state, f" ({detail})" if detail else "")
+        change = f"{before} → {state}" if before is not state else str(state)
+        logger.log(level, "worker %s: %s%s", self.spec.id, change, f" ({detail})" if detail else "")
         self._board.changed()
 
     def _update(self, **facts: object) -> None:
