@@ -190,20 +190,22 @@ class Budget:
         self._keeper = asyncio.create_task(self._keep(), name="budget-leases")
 
     async def aclose(self, deadline_s: float = PATIENT_S) -> None:
-        """End the background task; wait for the give-backs that are on their way, at most `deadline_s`."""
+        """End the background task, after at most `deadline_s` for the give-backs that are on their way or owed."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
             self._keeper = None
-        until = time.monotonic() + deadline_s
-        while self._calls and (left := until - time.monotonic()) > 0:
-            await asyncio.wait(self._calls, timeout=left)
-        for call in self._calls:
-            call.cancel()
-        with contextlib.suppress(StoreUnavailable):
-            if self._owed:
-                await self.renew()
-            await self._link.call(lambda redis: redis.zrem(GATEWAYS_KEY, self._process_id))
+        with contextlib.suppress(TimeoutError, StoreUnavailable):
+            async with asyncio.timeout(deadline_s):
+                while self._calls:
+                    await asyncio.wait(self._calls)
+                if self._owed:
+                    await self.renew()
+                await self._link.call(lambda redis: redis.zrem(GATEWAYS_KEY, self._process_id))
+        if rest := set(self._calls):
+            for call in rest:
+                call.cancel()
+            await asyncio.wait(rest)
 
     async def _keep(self) -> None:
         """Every 10 s, and soon after a give-back failed: renew what is held, repeat what is owed, count as alive."""
