@@ -161,7 +161,7 @@ def unhandled(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes
     elif isinstance(exc, NotFoundException):
         error = UnknownPath(f"There is no {request.scope['path'][:128]} here; docs/api.md lists the paths.")
     elif isinstance(exc, MethodNotAllowedException):
-        error = WrongMethod(f"{request.scope['path'][:128]} does not take {request.method}.")
+        error = WrongMethod(f"{request.scope['path'][:128]} does not take {request.method}.", "GET, HEAD, OPTIONS")
     elif isinstance(exc, HTTPException) and exc.status_code < 500:
         error = BadRequest(exc.detail[:500])
     else:

@@ -27,7 +27,7 @@ from gateway.domain.request import InferenceRequest, RateState
 from gateway.domain.route import Route
 from gateway.fleet.registry import Registry
 from gateway.fleet.snapshot import Snapshot
-from gateway.routing.choose import choose, not_ready
+from gateway.routing.choose import by_load, choose, not_ready
 from gateway.routing.table import RouteTable
 from gateway.upstream.attempt import Attempts
 from gateway.upstream.forward import Downstream, Forwarder, Progress
@@ -129,10 +129,10 @@ class Dispatcher:
         return ticket
 
     async def _count(self, request: InferenceRequest, snapshot: Snapshot, windows: dict[str, int | None]) -> int | None:
-        """Exact prompt tokens, asked from a ready replica; pools of one route share a tokenizer or are near enough."""
-        pool = max(windows, key=lambda p: windows[p] or 0)
-        replica = min(snapshot.ready(pool), key=lambda r: snapshot.in_flight(r.id))
-        return await self._attempts.count_tokens(request, replica)
+        """Exact prompt tokens from a ready replica; the pools of one route share a tokenizer or are near enough."""
+        pools = sorted(windows, key=lambda pool: windows[pool] or 0, reverse=True)
+        replicas = [r for pool in pools for r in by_load(snapshot.ready(pool), snapshot, self._rng)]
+        return await self._attempts.count_tokens(request, replicas)
 
     def _body(self, request: InferenceRequest, route: Route, fit: Fit, replica: ReplicaRecord) -> bytes:
         """The body for one replica: the client's own fields as they came, ours on top."""

@@ -52,14 +52,17 @@ async def fit(
             param=request.output_field,
         )
     bound = request.body_bytes + TEMPLATE_TOKENS + output
+    pools = holding(bound, windows)
     prompt: int | None = None
-    pools = frozenset(windows)
-    if request.is_countable and any(w is not None and bound > w for w in windows.values()):
-        prompt = await count()
+    if len(pools) < len(windows):
+        prompt = await count() if request.is_countable else None
         if prompt is not None:
-            pools = frozenset(p for p, w in windows.items() if w is None or prompt + output <= w)
+            pools = holding(prompt + output, windows)
             if not pools:
                 raise too_long(prompt, request.max_output_tokens and output, max(known), request.output_field)
+        elif not pools:
+            # nobody could count it: the engine with the largest window decides, and no smaller one gets it
+            pools = frozenset(p for p, w in windows.items() if w == max(known))
     room = max((w for p, w in windows.items() if p in pools and w is not None), default=None)
     if prompt is None:
         estimate = math.ceil(request.body_bytes / BYTES_PER_TOKEN)
@@ -69,6 +72,11 @@ async def fit(
         write = route.max_output_tokens if room is None else max(1, min(route.max_output_tokens, room - prompt))
     reserve = prompt + request.n * (asked or write or _unsaid(request.endpoint, room, prompt))
     return Fit(pools, prompt, reserve, write, was_clamped)
+
+
+def holding(tokens: int, windows: Mapping[str, int | None]) -> frozenset[str]:
+    """The pools whose window takes that many tokens, or is not known."""
+    return frozenset(pool for pool, window in windows.items() if window is None or tokens <= window)
 
 
 def capped(asked: int | None, route: Route, field: str) -> tuple[int | None, bool]:

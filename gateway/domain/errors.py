@@ -119,10 +119,14 @@ class UnknownPath(GatewayError):
 
 
 class WrongMethod(GatewayError):
-    """The path exists, with another method."""
+    """The path exists, with other methods: those of `allow`, as the header of that name lists them."""
 
     code = "method_not_allowed"
     source = Source.CLIENT
+
+    def __init__(self, message: str, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
 
 
 class LimitExceeded(GatewayError):

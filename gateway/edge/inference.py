@@ -93,7 +93,7 @@ async def answer(
 ) -> None:
     gateway = runtime.config.gateway
     if exchange.scope["method"] != "POST":  # type: ignore[typeddict-item]
-        raise WrongMethod(f"Use POST for {endpoint.value}.")
+        raise WrongMethod(f"Use POST for {endpoint.value}.", "POST")
     principal = await runtime.keys.authenticate(presented_key(exchange.scope["headers"]))
     record.key_id, record.user = principal.key_id, principal.user
     class_name = class_for(exchange.header(b"x-poolgate-class"), principal, runtime.config.classes)

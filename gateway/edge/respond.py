@@ -84,6 +84,8 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     headers = [JSON, (b"x-poolgate-error-source", error.source.value.encode())]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))
+    if isinstance(error, errors.WrongMethod):
+        headers.append((b"allow", error.allow.encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if status in CLOSES:

@@ -22,6 +22,7 @@ from gateway.upstream.transport import Deadlines, Transport, UpstreamReply, Upst
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 2
+MAX_COUNT_BYTES = 64 << 20  # /tokenize answers with every token's number
 COUNT_DEADLINES = Deadlines(connect_s=1, first_byte_s=5, gap_s=5, total_s=10)
 # what may travel upstream of the caller's own headers; everything else stays here
 PASSED_HEADERS = frozenset({b"traceparent", b"tracestate", b"x-session-id"})
@@ -77,25 +78,27 @@ class Attempts:
         assert failure is not None
         raise failure
 
-    async def count_tokens(self, request: InferenceRequest, replica: ReplicaRecord) -> int | None:
-        """The prompt's tokens by that replica's own tokenizer and chat template; None when it cannot say."""
-        body = tokenize_body(request, replica)
-        upstream = UpstreamRequest(b"POST", b"/tokenize", headers_for(request, replica, 0), body)
-        try:
-            reply = await self._transport.send(replica.url, upstream, COUNT_DEADLINES)
+    async def count_tokens(self, request: InferenceRequest, replicas: Sequence[ReplicaRecord]) -> int | None:
+        """The prompt's tokens by a replica's own tokenizer and chat template: the first that takes the connection.
+
+        None when it cannot say; the engine that gets the request then decides for itself.
+        """
+        for replica in replicas[:MAX_ATTEMPTS]:
+            body = tokenize_body(request, replica)
+            upstream = UpstreamRequest(b"POST", b"/tokenize", headers_for(request, replica, 0), body)
             try:
-                answer = await reply.read_all(64 << 20)
-            finally:
-                reply.close()
-        except GatewayError as exc:
-            log.warning("replica %s could not count a prompt: %s", replica.id, exc.message)
-            return None
-        if reply.status != 200:
-            return None
-        try:
-            return _count.decode(answer).count
-        except msgspec.DecodeError:
-            return None
+                reply = await self._transport.send(replica.url, upstream, COUNT_DEADLINES)
+                try:
+                    answer = await reply.read_all(MAX_COUNT_BYTES)
+                finally:
+                    reply.close()
+                return _count.decode(answer).count if reply.status == 200 else None
+            except ConnectFailed:
+                self._fleet.connect_failed(replica)
+            except (GatewayError, msgspec.DecodeError) as exc:
+                log.warning("replica %s could not count a prompt: %s", replica.id, exc)
+                return None
+        return None
 
 
 class _Count(msgspec.Struct):
