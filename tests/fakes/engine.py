@@ -24,6 +24,7 @@ import httpx
 
 START_S = 15.0  # far above what it needs; a busy machine must not fail a test
 STOP_S = 5.0
+TERM_S = 1.0  # from SIGTERM to SIGKILL
 
 
 async def eventually(holds: Callable[[], Awaitable[Any]], what: str, within_s: float = 10.0) -> Any:
@@ -131,10 +132,10 @@ def _text(log: Path) -> str:
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """SIGTERM, then SIGKILL; by the pid that we started, and reaped."""
-    for end in (process.terminate, process.kill):
+    for end, within_s in ((process.terminate, TERM_S), (process.kill, STOP_S)):
         if process.returncode is not None:
             return
         with suppress(ProcessLookupError):
             end()
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), STOP_S)
+            await asyncio.wait_for(process.wait(), within_s)

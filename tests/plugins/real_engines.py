@@ -53,7 +53,7 @@ def real_engine(vllm: str, model: Path, name: str, *flags: str) -> Iterator[Real
     """Starts a vLLM of its own and waits until it is healthy; AssertionError with its log if it never is."""
     with started(vllm, model, name, *flags) as engine:
         deadline = time.monotonic() + START_S
-        while not _healthy(engine.url):
+        while not is_healthy(engine.url):
             code = engine.process.poll()
             assert code is None, f"vllm ended with {code}:\n{_tail(engine.log)}"
             assert time.monotonic() < deadline, f"vllm is not healthy after {START_S} s:\n{_tail(engine.log)}"
@@ -99,7 +99,8 @@ def free_port() -> int:
             return port
 
 
-def _healthy(url: str) -> bool:
+def is_healthy(url: str) -> bool:
+    """True when /health answers 200."""
     try:
         return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
     except httpx.TransportError:

@@ -6,7 +6,8 @@ A stream's events are glued from parts made once per choice, so that the fake st
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from workers.fake_engine.checks import Job
 from workers.fake_engine.options import VERSION
@@ -25,9 +26,17 @@ ERROR_EVENT = b"data: " + json.dumps(ENGINE_DEAD).encode() + b"\n\n"
 FINGERPRINT = f"vllm-{VERSION}-fake0000"
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def compact(value: object) -> bytes:
     """JSON as vLLM writes it: no blanks, characters beyond ASCII as they are."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+    return _ENCODER.encode(value).encode(errors="surrogatepass")
+
+
+@lru_cache(maxsize=4096)
+def _quoted(piece: str) -> bytes:
+    return compact(piece)
 
 
 class StreamEvents:
@@ -60,7 +69,7 @@ class StreamEvents:
         """One token that is not the last of its choice."""
         self._generated[choice] += 1
         extra = b"," + self._extra if self._extra else b""
-        return b"".join((self._before[choice], compact(piece), extra, self._after, self._usage(choice), b"}\n\n"))
+        return b"".join((self._before[choice], _quoted(piece), extra, self._after, self._usage(choice), b"}\n\n"))
 
     def last(self, choice: int, piece: str, finish: str) -> bytes:
         """The token with the finish reason; it carries the fingerprint when no usage event follows."""
@@ -76,7 +85,7 @@ class StreamEvents:
         return b"".join(
             (
                 self._before[choice],
-                compact(piece),
+                _quoted(piece),
                 extra,
                 tail % finish.encode(),
                 self._usage(choice),

@@ -10,12 +10,13 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from workers.fake_engine.answers import compact
-from workers.fake_engine.checks import Body, Refusal, chat_tokens, check_model, decode, job_of, refusal
+from workers.fake_engine.answers import ENGINE_DEAD, compact
+from workers.fake_engine.checks import chat_tokens, check_model, job_of
 from workers.fake_engine.engine import Engine, count_tokens, token_ids
 from workers.fake_engine.metrics import CONTENT_TYPE, exposition
 from workers.fake_engine.options import VERSION, Options
 from workers.fake_engine.run import EngineDied, Run
+from workers.fake_engine.schema import Body, Refusal, decode, refusal, schema_error
 from workers.fake_engine.wire import Headers, Reply, Request
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
@@ -139,7 +140,10 @@ class Api:
             text, count = chat_tokens(body)
             ids = [*range(count - count_tokens(text)), *token_ids(text)]
         else:
-            ids = token_ids(str(body.get("prompt", "")))
+            prompt = body.get("prompt")
+            if not isinstance(prompt, str):
+                raise schema_error("body.prompt", "missing", "Field required", f"<dict of {len(body)} items>")
+            ids = token_ids(prompt)
         answer = {"count": len(ids), "max_model_len": self._options.max_model_len, "tokens": ids, "token_strs": None}
         await self._json(request, reply, answer)
 
@@ -175,6 +179,8 @@ class Api:
     async def _complete(self, request: Request, reply: Reply, body: Body, chat: bool) -> None:
         job = job_of(body, self._options, chat)
         self._engine.accepted += 1
+        if self._engine.dead:
+            raise Refusal(500, ENGINE_DEAD)
         if self._engine.refuses_new:
             raise refusal(500, "cannot schedule new futures after shutdown", "InternalServerError")
         task = asyncio.current_task()

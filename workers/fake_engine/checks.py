@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from workers.fake_engine.engine import count_tokens, pieces_of, words
 from workers.fake_engine.faults import BadFault, Fault, fault_of
 from workers.fake_engine.options import Options
+from workers.fake_engine.schema import Body, Refusal, refusal, schema_error
 
-Body = Mapping[str, Any]
+_MAX_N: Final = 16_384
 _CHAT_OVERHEAD: Final = 4  # tokens that a chat template adds per message
-
-
-class Refusal(Exception):
-    """An answer that is not a completion: a status and its JSON body."""
-
-    def __init__(self, status: int, body: object) -> None:
-        super().__init__(status)
-        self.status = status
-        self.body = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-
-
-def refusal(status: int, message: str, type_: str = "BadRequestError", param: str | None = None) -> Refusal:
-    """vLLM's usual error object."""
-    return Refusal(status, {"error": {"message": message, "type": type_, "param": param, "code": status}})
-
-
-def _schema(loc: str, type_: str, message: str, value: object) -> Refusal:
-    """A schema error: pydantic's text in `message`, and type "Bad Request" with a blank."""
-    what = {"type": type_, "loc": loc, "msg": message, "input": str(value)}
-    return refusal(400, f"1 validation error:\n  {what}", "Bad Request", loc)
 
 
 @dataclass(slots=True)
@@ -54,26 +34,6 @@ class Job:
     fault: Fault
 
 
-def decode(content_type: str | None, raw: bytes) -> Body:
-    """The body as an object; refuses what FastAPI and vLLM refuse before they look at any field."""
-    if (content_type or "").split(";")[0].strip().lower() != "application/json":
-        text = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-        raise refusal(400, text, "Bad Request")
-    if not raw:
-        raise _schema("body", "missing", "Field required", None)
-    try:
-        body = json.loads(raw)
-    except UnicodeDecodeError:
-        raise Refusal(400, {"detail": "There was an error parsing the body"}) from None
-    except (ValueError, RecursionError) as exc:
-        at = getattr(exc, "pos", 0)
-        raise _schema(f"body.{at}", "json_invalid", "JSON decode error", "<dict of 0 items>") from None
-    if not isinstance(body, dict):
-        message = "Input should be a valid dictionary or object to extract fields from"
-        raise _schema("body", "model_attributes_type", message, f"<{type(body).__name__}>")
-    return body
-
-
 def job_of(body: Body, options: Options, chat: bool) -> Job:
     """The job that a decoded body asks for; raises Refusal."""
     try:
@@ -90,8 +50,8 @@ def job_of(body: Body, options: Options, chat: bool) -> Job:
         raise refusal(400, message, param="stream_options")
     room = options.max_model_len
     if asked is not None and asked > room:
-        raise _value("max_tokens", asked, f"cannot be greater than max_model_len={room}. Please request fewer "
-                     "output tokens.", f"max_tokens={asked}")  # fmt: skip
+        trouble = f"cannot be greater than max_model_len={room}. Please request fewer output tokens."
+        raise _value("max_tokens", asked, trouble, f"max_tokens={asked}")
     longest = max(tokens for _, tokens in prompts)
     if longest >= room:
         message = (
@@ -104,7 +64,7 @@ def job_of(body: Body, options: Options, chat: bool) -> Job:
     own_length = fault.tokens if fault.tokens is not None else options.tokens
     length = limit if body.get("ignore_eos") else min(limit, own_length)
     finish = "length" if length == limit else "stop"
-    n = int(body.get("n") or 1)
+    n = body.get("n") or 1
     if fault.text is not None:
         choices, finish = [pieces_of(fault.text) for _ in range(n * len(prompts))], "stop"
     else:
@@ -121,7 +81,7 @@ def job_of(body: Body, options: Options, chat: bool) -> Job:
         prompt_tokens=sum(tokens for _, tokens in prompts),
         choices=choices,
         finish=finish,
-        priority=int(body.get("priority") or 0),
+        priority=body.get("priority") or 0,
         request_id=body.get("request_id"),
         fault=fault,
     )
@@ -139,9 +99,9 @@ def chat_tokens(body: Body) -> tuple[str, int]:
     """Text and token count of `messages` and `tools`; raises Refusal where a message has no right shape."""
     messages = body.get("messages")
     if "messages" not in body:
-        raise _schema("body.messages", "missing", "Field required", f"<dict of {len(body)} items>")
+        raise schema_error("body.messages", "missing", "Field required", f"<dict of {len(body)} items>")
     if not isinstance(messages, list):
-        raise _schema("body.messages", "list_type", "Input should be a valid list", messages)
+        raise schema_error("body.messages", "list_type", "Input should be a valid list", messages)
     if not messages:
         raise refusal(400, "Cannot apply chat template to an empty conversation. Provide at least one message.")
     text = "".join(_content(at, message) for at, message in enumerate(messages))
@@ -152,14 +112,14 @@ def chat_tokens(body: Body) -> tuple[str, int]:
 
 def _content(at: int, message: object) -> str:
     if not isinstance(message, dict) or "role" not in message:
-        raise _schema(f"body.messages.{at}", "missing", "Field required", message)
+        raise schema_error(f"body.messages.{at}", "missing", "Field required", message)
     content = message.get("content", "")
     if isinstance(content, str):
         return content
     if content is None and message["role"] in ("assistant", "function"):
         return ""
     if not isinstance(content, list):
-        raise _schema(f"body.messages.{at}.content", "string_type", "Input should be a valid string", content)
+        raise schema_error(f"body.messages.{at}.content", "string_type", "Input should be a valid string", content)
     texts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "refusal"):
@@ -189,7 +149,7 @@ def _text_prompts(body: Body) -> list[tuple[str, int]]:
             return [(item, _count(item)) for item in prompt]
         if all(isinstance(item, list) for item in prompt):
             return [(str(item), len(item)) for item in prompt]
-    raise _schema("body.prompt", "string_type", "Input should be a valid string", prompt)
+    raise schema_error("body.prompt", "string_type", "Input should be a valid string", prompt)
 
 
 def _count(text: str) -> int:
@@ -201,34 +161,28 @@ def _count(text: str) -> int:
 
 
 def _asked_tokens(body: Body) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = body.get(name)
-        if value is None:
-            continue
-        try:
-            asked = int(value)
-        except (TypeError, ValueError):
-            message = "Input should be a valid integer, unable to parse string as an integer"
-            raise _schema(f"body.{name}", "int_parsing", message, value) from None
-        if asked != float(value):
-            message = "Input should be a valid integer, got a number with a fractional part"
-            raise _schema(f"body.{name}", "int_from_float", message, value)
-        if asked < 1:
-            raise _value("max_tokens", asked, f"must be at least 1, got {asked}.", "max_tokens")
-        return asked
-    return None
+    """The output limit that the body asks for: max_completion_tokens wins."""
+    asked: int | None = body.get("max_completion_tokens")
+    if asked is None:
+        asked = body.get("max_tokens")
+    if asked is not None and asked < 1:
+        raise _value("max_tokens", asked, f"must be at least 1, got {asked}.")
+    return asked
 
 
 def _check_sampling(body: Body) -> None:
     temperature, top_p, n = body.get("temperature"), body.get("top_p"), body.get("n")
-    if temperature is not None and float(temperature) < 0:
-        raise _value("temperature", float(temperature), f"must be non-negative, got {float(temperature)}.")
-    if temperature is not None and float(temperature) > 2:
-        raise _value("temperature", float(temperature), f"must be in [0, 2], got {float(temperature)}.")
-    if top_p is not None and not 0 < float(top_p) <= 1:
-        raise _value("top_p", float(top_p), f"must be in (0, 1], got {float(top_p)}.")
-    if n is not None and int(n) < 1:
+    if temperature is not None and temperature < 0:
+        raise _value("temperature", temperature, f"must be non-negative, got {temperature}.")
+    if temperature is not None and temperature > 2:
+        raise _value("temperature", temperature, f"must be in [0, 2], got {temperature}.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise _value("top_p", top_p, f"must be in (0, 1], got {top_p}.")
+    if n is not None and n < 1:
         raise refusal(400, f"n must be at least 1, got {n}.")
+    if n is not None and n > _MAX_N:
+        way_out = "To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+        raise refusal(400, f"n must be at most {_MAX_N}, got {n}. {way_out}")
 
 
 def _value(name: str, value: float, trouble: str, subject: str | None = None) -> Refusal:

@@ -20,6 +20,7 @@ from workers.fake_engine.engine import Engine
 from workers.fake_engine.options import VERSION, Options, parse, program_arguments
 from workers.fake_engine.wire import Server
 
+_BACKLOG = 2048
 _CHILD_S = 300  # an orphan that no test ends goes by itself
 
 
@@ -32,8 +33,12 @@ def main() -> None:
         new_loop: Callable[[], asyncio.AbstractEventLoop] | None = uvloop.new_event_loop
     except ImportError:
         new_loop = None
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        code = runner.run(_Process(options).run())
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            code = runner.run(_Process(options).run())
+    except OSError as exc:
+        print(f"OSError: [Errno {exc.errno}] {exc.strerror}", file=sys.stderr)
+        code = 1
     sys.stdout.flush()
     os._exit(code)
 
@@ -52,15 +57,11 @@ class _Process:
         self._in_group: subprocess.Popen[bytes] | None = None
 
     async def run(self) -> int:
-        """The whole life; the port is bound when this begins to load."""
+        """The whole life; the port is bound when this begins to load. Raises OSError when it is taken."""
         loop = asyncio.get_running_loop()
         self._exit = loop.create_future()
-        try:
-            bound = _bind(self._options)
-        except OSError as exc:
-            print(f"OSError: [Errno {exc.errno}] {os.strerror(exc.errno or 0)}", file=sys.stderr)
-            return 1
-        _log(f"version {VERSION} loading {self._options.model}")
+        bound = _bind(self._options)
+        _log(f"version {VERSION}, loading {self._options.model} for {_url_of(bound)}")
         for line in self._options.log_lines:
             print(line, flush=True)
         self._api.children(self._start_children())
@@ -89,7 +90,8 @@ class _Process:
         if self._options.never_listen:
             await self._stop_asked.wait()
         self._on_signals(self._signalled)
-        listener = await loop.create_server(self._server.connection, sock=bound, backlog=2048)
+        bound.listen(_BACKLOG)  # here, since uvloop's create_server does not tell when it fails
+        listener = await loop.create_server(self._server.connection, sock=bound, backlog=_BACKLOG)
         _log(f"Starting vLLM server on {_url_of(bound)}")
         print("INFO:     Application startup complete.", flush=True)
         try:

@@ -36,7 +36,7 @@ class Run:
         self._headers = headers
         self._job = job
         self._id = ("chatcmpl-" if job.chat else "cmpl-") + (job.request_id or name or secrets.token_hex(8))
-        self._events = StreamEvents(job, self._id)
+        self._events = StreamEvents(job, self._id) if job.stream else None
         self._at = [0] * len(job.choices)  # tokens sent of each choice
         self._sent = 0  # events of the stream
         self._started = False  # headers are out
@@ -96,10 +96,11 @@ class Run:
         await self._reply.start(200, [_SSE, *self._headers])
 
     async def _stream(self) -> None:
-        job, fault = self._job, self._job.fault
+        job, fault, events = self._job, self._job.fault, self._events
+        assert events is not None
         if job.chat:
             for choice in range(len(job.choices)):
-                await self._event(self._events.role(choice))
+                await self._event(events.role(choice))
         for step in range(max(1, *map(len, job.choices))):
             for choice, tokens in enumerate(job.choices):
                 if step >= max(1, len(tokens)):
@@ -107,15 +108,15 @@ class Run:
                 piece = tokens[step] if tokens else ""
                 self._count(choice)
                 if step + 1 < len(tokens) or fault.no_finish:
-                    await self._event(self._events.token(choice, piece))
+                    await self._event(events.token(choice, piece))
                 else:
-                    await self._event(self._events.last(choice, piece, job.finish))
+                    await self._event(events.last(choice, piece, job.finish))
             if self._itl_s:
                 await asyncio.sleep(self._itl_s)
             elif step % 16 == 15:
                 await asyncio.sleep(0)  # the loop must see a client that leaves
         if job.include_usage:
-            await self._event(self._events.usage())
+            await self._event(events.usage())
         if fault.end:
             await self._end(fault.end)
         if not fault.no_done:
@@ -129,16 +130,16 @@ class Run:
         self._sent += 1
         await self._reply.chunk(data)
 
-    def _count(self, choice: int) -> None:
-        self._at[choice] += 1
-        self._engine.generation_tokens += 1
-        self._engine.kv_tokens += 1
+    def _count(self, choice: int, tokens: int = 1) -> None:
+        self._at[choice] += tokens
+        self._engine.generation_tokens += tokens
+        self._engine.kv_tokens += tokens
 
     async def _plain(self) -> None:
-        for _ in range(max(map(len, self._job.choices))):
+        at_once = 1 if self._itl_s else max(1, *map(len, self._job.choices))
+        for step in range(0, max(map(len, self._job.choices)), at_once):
             for choice, tokens in enumerate(self._job.choices):
-                if self._at[choice] < len(tokens):
-                    self._count(choice)
+                self._count(choice, len(tokens[step : step + at_once]))
             if self._itl_s:
                 await asyncio.sleep(self._itl_s)
         fault = self._job.fault
@@ -199,7 +200,7 @@ class Run:
             return
         self._job.finish = "abort"
         self._engine.finished["abort"] += 1
-        if not self._job.stream:
+        if self._events is None:
             self._job.choices = [tokens[:sent] for tokens, sent in zip(self._job.choices, self._at, strict=True)]
             await self._whole()
             return

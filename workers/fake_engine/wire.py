@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._stop_idle_timer()
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\nInvalid HTTP request received.")
             self.transport.close()
 
