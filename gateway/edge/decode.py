@@ -27,6 +27,7 @@ DENIED_FIELDS = frozenset(
     }
 )
 MAX_N = 128
+MAX_PROMPTS = 2048  # of one request: each is a sequence of its own in the engine
 
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _string = msgspec.json.Decoder(str)
@@ -134,7 +135,11 @@ def check_prompt(raw: msgspec.Raw | None) -> tuple[bool, int]:
         raise BadRequest("'prompt' is empty; send at least one prompt.", param="prompt")
     if len({type(prompt) for prompt in prompts}) > 1:
         raise BadRequest("'prompt' mixes strings and token ids; send one kind.", param="prompt")
-    return False, 1 if isinstance(prompts[0], int) else len(prompts)
+    if isinstance(prompts[0], int):
+        return False, 1
+    if len(prompts) > MAX_PROMPTS:
+        raise BadRequest(f"'prompt' holds {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
+    return False, len(prompts)
 
 
 _prompts = msgspec.json.Decoder(list[str | int | list[int]])

@@ -1,0 +1,263 @@
+"""What a request meets on its way, in memory: principals, replicas, configs, a scripted engine, a caller that listens.
+
+For unit tests of decode, routing, fleet, upstream and dispatch; nothing here opens a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from gateway.admission.gate import Ticket
+from gateway.config.load import LoadedConfig, parse
+from gateway.domain.errors import UpstreamBroken
+from gateway.domain.outcome import Outcome
+from gateway.domain.record import AccessRecord
+from gateway.domain.replica import Load, ReplicaRecord, ReplicaState
+from gateway.domain.request import NO_RATE, Endpoint, InferenceRequest, Limits, Principal, RateState
+from gateway.edge.decode import decode
+from gateway.upstream.transport import Deadlines, UpstreamRequest
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ALICE = Principal("alice-dev", "alice", "default", ("*",))
+
+
+def a_record() -> AccessRecord:
+    return AccessRecord("req-1", "POST", Endpoint.CHAT.value, "rev", began_s=0.0)
+
+
+def a_request(
+    body: dict[str, Any] | None = None, *, endpoint: Endpoint = Endpoint.CHAT, principal: Principal = ALICE, **more: Any
+) -> InferenceRequest:
+    """As decoding makes it. `body` is the whole body; without it a small valid one, with `more` fields."""
+    if body is None:
+        prompt = {"messages": MESSAGES} if endpoint is Endpoint.CHAT else {"prompt": "Once"}
+        body = {"model": "chat", **prompt, **more}
+    return decode(json.dumps(body).encode(), endpoint, principal, principal.class_name, "req-1")
+
+
+def replica(
+    id_: str = "a/0@h", state: ReplicaState = ReplicaState.READY, *, waiting: int | None = None, **more: Any
+) -> ReplicaRecord:
+    """A replica of the pool that its id names; served as "<pool>-model"."""
+    pool = id_.partition("/")[0]
+    load = None if waiting is None else Load(0, waiting, 0.0)
+    facts: dict[str, Any] = {
+        "url": f"http://{id_}",
+        "served_name": f"{pool}-model",
+        "max_model_len": 2048,
+        "since_s": 0.0,
+        "load": load,
+    }
+    return ReplicaRecord(id=id_, pool=pool, state=state, **{**facts, **more})
+
+
+def a_config(**sections: Any) -> LoadedConfig:
+    """Pool "a", route "chat" on it; `sections` replace or add whole sections."""
+    data: dict[str, Any] = {
+        "pools": {"a": {"urls": ["http://a"]}},
+        "routes": {"chat": {"targets": [{"pool": "a"}]}},
+    }
+    return parse(data | sections, Path("/etc/poolgate/config.toml"))
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+class Silence:
+    """In a script: nothing comes here. `reached` is set when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.reached.set()
+        await asyncio.Event().wait()
+
+
+Part = bytes | Exception | Silence
+
+
+class FakeReply:
+    """An engine's reply, read by read: bytes, an error to raise, or silence. After the last part comes the end."""
+
+    def __init__(self, *parts: Part, status: int = 200) -> None:
+        self.status = status
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_closed = False
+        self.bytes_read = 0
+        self._parts = list(parts)
+
+    async def read(self) -> bytes:
+        if not self._parts:
+            return b""
+        part = self._parts.pop(0)
+        if isinstance(part, Exception):
+            raise part
+        if isinstance(part, Silence):
+            await part.wait()
+            raise AssertionError("silence never ends")
+        self.bytes_read += len(part)
+        return part
+
+    async def read_all(self, limit_bytes: int) -> bytes:
+        whole = b""
+        while data := await self.read():
+            whole += data
+            if len(whole) > limit_bytes:
+                raise UpstreamBroken("The engine's reply is too long.", response_began=True)
+        return whole
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeTransport:
+    """Answers each `send` with the next of its script: a reply, an error to raise, or silence. Keeps what was sent."""
+
+    def __init__(self, *script: FakeReply | Exception | Silence) -> None:
+        self._script = list(script)
+        self.sent: list[tuple[str, UpstreamRequest]] = []
+        self.deadlines: list[Deadlines] = []
+
+    @property
+    def urls(self) -> list[str]:
+        return [url for url, _ in self.sent]
+
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(request.body) for _, request in self.sent]
+
+    async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> FakeReply:
+        self.sent.append((url, request))
+        self.deadlines.append(deadlines)
+        answer = self._script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Silence):
+            await answer.wait()
+        assert isinstance(answer, FakeReply)
+        return answer
+
+    async def aclose(self) -> None:
+        pass
+
+
+def event(content: str, finish: str | None = None) -> bytes:
+    """One chat event, as vLLM writes it."""
+    choice = {"index": 0, "delta": {"content": content}, "finish_reason": finish}
+    return b"data: " + json.dumps({"id": "x", "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+def usage_event(prompt: int, completion: int) -> bytes:
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return b"data: " + json.dumps({"id": "x", "choices": [], "usage": usage}, separators=(",", ":")).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def plain_answer(prompt: int = 7, completion: int = 3, finish: str = "stop") -> bytes:
+    message = {"role": "assistant", "content": "Hello"}
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    return json.dumps({"id": "x", "choices": [choice], "usage": usage}, separators=(",", ":")).encode()
+
+
+# --- the caller and the gate --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FakeCaller:
+    """Keeps what it was told. With `log` it notes there when it sees the end of its reply."""
+
+    rate: RateState = NO_RATE
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    writes: list[bytes] = field(default_factory=list)
+    is_finished: bool = False
+    refusal: tuple[Any, ...] | None = None
+    log: list[str] = field(default_factory=list)
+    fails_at_write: Exception | None = None
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.writes)
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        assert not self.status, "a reply starts once"
+        self.status, self.headers = status, dict(headers)
+
+    async def write(self, data: bytes) -> None:
+        assert self.status and not self.is_finished
+        if self.fails_at_write is not None:
+            raise self.fails_at_write
+        if b"[DONE]" in data:
+            self.log.append("caller sees the end")
+        self.writes.append(data)
+
+    async def finish(self, data: bytes = b"") -> None:
+        assert self.status and not self.is_finished
+        self.is_finished = True
+        self.log.append("caller sees the end")
+        if data:
+            self.writes.append(data)
+
+    async def refuse(
+        self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
+    ) -> None:
+        self.refusal = (status, message, kind, param, code, retry_after_s)
+        self.status, self.is_finished = status, True
+
+
+class FakeTicket:
+    """Counts its settlements; notes in the gate's log when one begins."""
+
+    def __init__(self, gate: FakeGate) -> None:
+        self.rate = gate.rate
+        self.outcomes: list[Outcome] = []
+        self._gate = gate
+
+    async def settle(self, outcome: Outcome) -> None:
+        self._gate.log.append("settled")
+        self.outcomes.append(outcome)
+
+
+class FakeGate:
+    """Admits everybody, or raises what it was given. Keeps the tickets and what they reserved."""
+
+    def __init__(self, refusal: Exception | None = None, rate: RateState = NO_RATE) -> None:
+        self.rate = rate
+        self.tickets: list[FakeTicket] = []
+        self.reserved: list[int] = []
+        self.log: list[str] = []
+        self._refusal = refusal
+
+    async def admit(self, principal: Principal, route_name: str, route_limits: Limits, reserve_tokens: int) -> Ticket:
+        if self._refusal is not None:
+            raise self._refusal
+        self.reserved.append(reserve_tokens)
+        self.tickets.append(FakeTicket(self))
+        return cast(Ticket, self.tickets[-1])
+
+
+class FixedSource:
+    """A source of replicas that says what the test sets; `answer` may be an error to raise."""
+
+    def __init__(self, replicas: Sequence[ReplicaRecord] | Exception, name: str = "fixed") -> None:
+        self.name = name
+        self.answer: Sequence[ReplicaRecord] | Exception = replicas
+
+    async def replicas(self) -> Sequence[ReplicaRecord]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def settled(tasks: set[asyncio.Task[None]]) -> None:
+    """Lets the tasks that settle tickets end."""
+    if tasks:
+        await asyncio.wait(set(tasks), timeout=5)
