@@ -17,10 +17,10 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     key = b""
     for name, value in headers:
         if name == b"authorization":
-            scheme, _, rest = value.strip().partition(b" ")
-            if scheme.lower() != b"bearer":
+            parts = value.split(None, 1)
+            if len(parts) < 2 or parts[0].lower() != b"bearer":
                 raise InvalidKey
-            key = rest.strip()
+            key = parts[1].strip()
             break
         if name == b"x-api-key":
             key = value.strip()
