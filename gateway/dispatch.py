@@ -140,10 +140,10 @@ class Dispatcher:
         for name, value in route.defaults.items():
             fields.setdefault(name, value)
         fields["model"] = replica.served_name
-        if fit.write_output is not None:
-            fields[request.output_field] = fit.write_output
+        if (output := fit.output_for(replica.max_model_len)) is not None:
+            fields[request.output_field] = output
             if fit.was_clamped and "max_tokens" in fields:
-                fields["max_tokens"] = fit.write_output  # both names may have come, with the same value
+                fields["max_tokens"] = output  # both names may have come, with the same value
         if request.stream:
             options = fields.get("stream_options")
             fields["stream_options"] = with_usage(options)

@@ -22,13 +22,23 @@ UNKNOWN_OUTPUT = 1024  # reserved for a chat that names no limit on a route with
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`pools` can hold the request. `write_output` is the output limit to put into the body; None leaves it alone."""
+    """`pools` can hold the request; `output_for` says which output limit goes into the body for one of them."""
 
     pools: frozenset[str]
     prompt_tokens: int  # counted, or estimated from the bytes
     reserve_tokens: int
-    write_output: int | None
-    was_clamped: bool
+    write_output: int | None  # the route's cap where it has to be written
+    was_clamped: bool  # the caller asked for more than the cap
+
+    def output_for(self, window: int | None) -> int | None:
+        """The output limit to write for an engine with that window; None leaves the body alone.
+
+        What the caller did not ask for must not get it refused: vLLM answers 400 to a limit above its window, while
+        it cuts prompt + limit to the window silently.
+        """
+        if self.write_output is None or self.was_clamped or window is None:
+            return self.write_output
+        return max(1, min(self.write_output, window - self.prompt_tokens))
 
 
 async def fit(
@@ -47,8 +57,7 @@ async def fit(
     largest = max(known) if known and len(known) == len(windows) else None
     if largest is not None and output >= largest:
         raise ContextTooLong(
-            f"This model's window is {largest} tokens; {request.output_field} asks for {output}, which leaves no room "
-            "for a prompt.",
+            f"This model's window is {largest} tokens; {_asks(request, output)}, which leaves no room for a prompt.",
             param=request.output_field,
         )
     bound = request.body_bytes + TEMPLATE_TOKENS + output
@@ -59,7 +68,7 @@ async def fit(
         if prompt is not None:
             pools = holding(prompt + output, windows)
             if not pools:
-                raise too_long(prompt, request.max_output_tokens and output, max(known), request.output_field)
+                raise too_long(request, prompt, output, max(known))
         elif not pools:
             # nobody could count it: the engine with the largest window decides, and no smaller one gets it
             pools = frozenset(p for p, w in windows.items() if w == max(known))
@@ -68,9 +77,11 @@ async def fit(
         estimate = math.ceil(request.body_bytes / BYTES_PER_TOKEN)
         prompt = estimate if room is None else min(estimate, room)
     write = asked if was_clamped else None
-    if request.max_output_tokens is None and route.max_output_tokens is not None:
-        write = route.max_output_tokens if room is None else max(1, min(route.max_output_tokens, room - prompt))
-    reserve = prompt + request.n * (asked or write or _unsaid(request.endpoint, room, prompt))
+    if asked is None and route.max_output_tokens is not None:
+        # a cap is no default: completions end after 16 tokens of their own accord
+        is_needed = request.endpoint is Endpoint.CHAT or route.max_output_tokens < COMPLETION_DEFAULT
+        write = route.max_output_tokens if is_needed else None
+    reserve = prompt + request.n * (asked or _unsaid(request.endpoint, write, room, prompt))
     return Fit(pools, prompt, reserve, write, was_clamped)
 
 
@@ -89,21 +100,27 @@ def capped(asked: int | None, route: Route, field: str) -> tuple[int | None, boo
     return cap, True
 
 
-def too_long(prompt: int, output: int | None, window: int, field: str) -> ContextTooLong:
-    if output is None:
+def too_long(request: InferenceRequest, prompt: int, output: int, window: int) -> ContextTooLong:
+    field = request.output_field
+    if request.max_output_tokens is None:
         return ContextTooLong(
             f"This model's window is {window} tokens; the prompt has {prompt}, which leaves no room for an answer. "
             "Shorten the prompt.",
-            param="messages",
+            param="messages" if request.endpoint is Endpoint.CHAT else "prompt",
         )
     return ContextTooLong(
-        f"This model's window is {window} tokens; the prompt has {prompt} and {field} asks for {output}, "
+        f"This model's window is {window} tokens; the prompt has {prompt} and {_asks(request, output)}, "
         f"together {prompt + output}. Shorten the prompt or lower {field}.",
         param=field,
     )
 
 
-def _unsaid(endpoint: Endpoint, room: int | None, prompt: int) -> int:
-    if endpoint is Endpoint.COMPLETIONS:
-        return COMPLETION_DEFAULT
-    return UNKNOWN_OUTPUT if room is None else max(1, min(UNKNOWN_OUTPUT, room - prompt))
+def _asks(request: InferenceRequest, output: int) -> str:
+    cut = "" if output == request.max_output_tokens else f" (cut to {output}, this model's limit)"
+    return f"{request.output_field} asks for {request.max_output_tokens}{cut}"
+
+
+def _unsaid(endpoint: Endpoint, write: int | None, room: int | None, prompt: int) -> int:
+    """The output to reserve where the caller names no limit."""
+    most = write or (COMPLETION_DEFAULT if endpoint is Endpoint.COMPLETIONS else UNKNOWN_OUTPUT)
+    return most if room is None else max(1, min(most, room - prompt))

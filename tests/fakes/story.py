@@ -65,7 +65,7 @@ def a_config(**sections: Any) -> LoadedConfig:
     return parse(data | sections, Path("/etc/poolgate/config.toml"))
 
 
-# --- the engine -------------------------------------------------------------------------------------------------------
+# --- the engine ---------------------------------------------------------------------------------------------
 
 
 class Silence:
@@ -167,7 +167,7 @@ def plain_answer(prompt: int = 7, completion: int = 3, finish: str = "stop") -> 
     return json.dumps({"id": "x", "choices": [choice], "usage": usage}, separators=(",", ":")).encode()
 
 
-# --- the caller and the gate --------------------------------------------------------------------------------------------
+# --- the caller and the gate --------------------------------------------------------------------------------
 
 
 @dataclass

@@ -77,7 +77,7 @@ def test_authorization_counts_alone_when_both_headers_came() -> None:
         presented_key([(b"x-api-key", KEY), (b"authorization", b"Basic dXNlcg==")])
 
 
-# --- class rules ----------------------------------------------------------------------------------------------------------
+# --- class rules --------------------------------------------------------------------------------------------
 
 CLASSES: dict[str, ClassSection] = dict(
     a_config(

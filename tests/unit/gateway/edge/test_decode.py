@@ -38,7 +38,7 @@ def with_raw(name: bytes, value: bytes) -> bytes:
     return b'{"model":"chat","messages":[{"role":"user","content":"Hi"}],"' + name + b'":' + value + b"}"
 
 
-# --- the body as JSON -------------------------------------------------------------------------------------------------
+# --- the body as JSON ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_any_bytes_as_the_value_of_an_owned_field_are_a_request_or_a_bad_request
         assert len(exc.message) < 1000
 
 
-# --- fields that reach the engine, and those that must not --------------------------------------------------------------
+# --- fields that reach the engine, and those that must not --------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_field_given_twice_counts_once_as_the_engine_would_read_it() -> None:
     assert bytes(request.fields["max_tokens"]) == b"6"
 
 
-# --- model, stream ------------------------------------------------------------------------------------------------------
+# --- model, stream ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["", None, 5, ["a"], {}])
@@ -218,7 +218,7 @@ def test_stream_options_of_the_wrong_type_are_refused(options: Any) -> None:
     assert refused(chat(stream=True, stream_options=options)).param == "stream_options"
 
 
-# --- output tokens ------------------------------------------------------------------------------------------------------
+# --- output tokens ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_completions_know_only_max_tokens() -> None:
     assert bytes(request.fields["max_completion_tokens"]) == b"6"
 
 
-# --- n, best_of, prompt ---------------------------------------------------------------------------------------------------
+# --- n, best_of, prompt -------------------------------------------------------------------------------------
 
 
 def test_n_counts_answers_and_best_of_those_that_are_made_for_them() -> None:
@@ -307,7 +307,7 @@ def test_one_request_cannot_be_a_million_prompts() -> None:
     assert str(MAX_PROMPTS) in refused({"model": "chat", "prompt": ["a"] * (MAX_PROMPTS + 1)}, COMPLETIONS).message
 
 
-# --- what is countable ----------------------------------------------------------------------------------------------------
+# --- what is countable --------------------------------------------------------------------------------------
 
 
 def test_only_a_chat_of_text_alone_can_be_counted_by_a_tokenizer() -> None:

@@ -1,4 +1,4 @@
-"""Headers and bodies of refusals. That every error has a status is a contract test (tests/contract/test_error_table)."""
+"""Headers and bodies of refusals. That every error has a status is a contract test (test_error_table)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_engines_refusal_tells_its_length_and_when_to_come_back() -> None:
     assert b"retry-after" not in dict(refusal_headers(b"{}", None))
 
 
-# --- x-ratelimit-* ------------------------------------------------------------------------------------------------------------
+# --- x-ratelimit-* ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
