@@ -98,7 +98,9 @@ class GpuDesk:
                 await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
             yield
 
-    async def wait_for_memory(self, gpus: Sequence[str], share: float, timeout_s: float = FREE_S) -> None:
+    async def wait_for_memory(
+        self, gpus: Sequence[str], share: float, *, timeout_s: float = FREE_S, poll_s: float = POLL_S
+    ) -> None:
         """Returns when `share` of each card's memory is free, or when that cannot be known (MIG, no nvidia-smi).
 
         Raises GpuBusy after `timeout_s`, naming who holds the memory.
@@ -110,7 +112,7 @@ class GpuDesk:
                 return
             if asyncio.get_running_loop().time() >= deadline:
                 raise GpuBusy("; ".join(_shortage(card, share) for card in short))
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(poll_s)
 
 
 def _has_room(card: Card, share: float) -> bool:

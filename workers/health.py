@@ -44,7 +44,7 @@ class Engine:
     """One engine on 127.0.0.1:`port`. Calls raise ProbeFailed unless the answer is that of a healthy engine."""
 
     def __init__(self, port: int, engine_key: str, served_name: str) -> None:
-        self._port = port
+        self.port = port
         self._served_name = served_name
         self._authorized = {"Authorization": f"Bearer {engine_key}"}
         # trust_env: a proxy of the environment must not come between us and the loopback interface
@@ -66,13 +66,13 @@ class Engine:
         open_to_all = await self._send("GET", "/v1/models")
         if open_to_all.status_code != 401:
             raise ProbeFailed(
-                f"port {self._port} answers /v1/models without a key (HTTP {open_to_all.status_code}): not our engine"
+                f"port {self.port} answers /v1/models without a key (HTTP {open_to_all.status_code}): not our engine"
             )
         models = _json(await self._get("/v1/models", self._authorized))
         cards = models.get("data") if isinstance(models, dict) else None
         card = next((c for c in cards or [] if isinstance(c, dict) and c.get("id") == self._served_name), None)
         if card is None:
-            raise ProbeFailed(f'port {self._port} does not serve "{self._served_name}"')
+            raise ProbeFailed(f'port {self.port} does not serve "{self._served_name}"')
         window = card.get("max_model_len")
         version = _json(await self._get("/version", self._authorized))
         text = version.get("version") if isinstance(version, dict) else None

@@ -58,7 +58,7 @@ class Publisher:
 
     async def run(self) -> None:
         """Until `finish`, or until cancelled."""
-        while not self._is_over:
+        while True:
             self._change.clear()
             await self.flush()
             if self._is_over:
@@ -68,7 +68,7 @@ class Publisher:
                     await self._change.wait()
 
     def finish(self) -> None:
-        """Ends `run` at its next turn: a cancellation alone can get lost inside a call to Redis (redis-py 8.1)."""
+        """Ends `run` at its next turn; a cancellation can get lost inside a call to Redis (see `tasks.end_task`)."""
         self._is_over = True
         self._change.set()
 

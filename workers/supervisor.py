@@ -20,11 +20,13 @@ from gateway.config.load import LoadedConfig
 from gateway.domain.replica import ReplicaRecord
 from workers import leftovers
 from workers.gpu import GpuDesk
-from workers.life import FLUSH_S, PortSource, Surroundings, end_task
+from workers.life import FLUSH_S
 from workers.ports import Ports
 from workers.publish import PUBLISH_S, Publisher
 from workers.restart import RestartPolicy
 from workers.spec import WorkerSpec
+from workers.surroundings import PortSource, Surroundings
+from workers.tasks import end_task
 from workers.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -58,12 +60,12 @@ class Supervisor:
                     slot=slot,
                     ports=ports,
                     gpus=gpus,
+                    board=self._publisher,
                     temp_folder=Path(tempfile.gettempdir()),
                     parent_env=os.environ if parent_env is None else parent_env,
                     drain_s=loaded.config.gateway.drain_s,
                     settle_s=PUBLISH_S,
                 ),
-                self._publisher,
                 policy=policy or RestartPolicy(),
                 rng=rng,
             )

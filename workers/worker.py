@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from gateway.domain.replica import ReplicaRecord, ReplicaState
 from workers.errors import GpuBusy, StartRefused
-from workers.life import Board, End, Life, Surroundings
+from workers.life import End, Life
 from workers.restart import Crash, RestartPolicy, next_delay
 from workers.spec import WorkerSpec
+from workers.surroundings import Surroundings
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ class Worker:
         self,
         spec: WorkerSpec,
         surroundings: Surroundings,
-        board: Board,
         *,
         policy: RestartPolicy,
         rng: random.Random,
@@ -40,7 +40,6 @@ class Worker:
     ) -> None:
         self.spec = spec
         self._surroundings = surroundings
-        self._board = board
         self._policy = policy
         self._rng = rng
         self._clock = clock
@@ -93,13 +92,22 @@ class Worker:
     async def _live_once(self) -> End | None:
         """One start to its end; None when it ended because a stop was asked for."""
         self._update(url="", pid=None, api_key=None, load=None, max_model_len=None, engine_version=None)
-        life = Life(self.spec, self._surroundings, self._board, self._enter, self._update, self._stop, self._hurry)
+        life = Life(
+            self.spec,
+            self._surroundings,
+            enter=self._enter,
+            update=self._update,
+            stop=self._stop,
+            hurry=self._hurry,
+        )
         try:
             return await life.run()
         except StartRefused as exc:
             return End(exc.message, was_ready=False, is_final=True)
         except GpuBusy as exc:
             return End(exc.message, was_ready=False)
+        except OSError as exc:
+            return End(f"{exc}; the state directory must be writable", was_ready=False)
         except Exception as exc:
             logger.exception("worker %s: defect in the supervisor", self.spec.id)
             return End(f"defect in the supervisor: {exc!r}", was_ready=False)
@@ -122,7 +130,7 @@ class Worker:
         level = {ReplicaState.FAILED: logging.ERROR, ReplicaState.BACKOFF: logging.WARNING}.get(state, logging.INFO)
         change = f"{before} → {state}" if before is not state else str(state)
         logger.log(level, "worker %s: %s%s", self.spec.id, change, f" ({detail})" if detail else "")
-        self._board.changed()
+        self._surroundings.board.changed()
 
     def _update(self, **facts: object) -> None:
         """New facts without a change of state: url, pid, load, detail …; they go out with the next publication."""

@@ -21,10 +21,10 @@ from gateway.config.load import LoadedConfig
 from gateway.domain.replica import ReplicaRecord, ReplicaState
 from workers import proc
 from workers.gpu import GpuDesk
-from workers.life import PortSource
 from workers.restart import RestartPolicy
 from workers.spec import specs_of
 from workers.supervisor import Supervisor
+from workers.surroundings import PortSource
 
 T = TypeVar("T")
 

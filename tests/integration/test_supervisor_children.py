@@ -148,6 +148,25 @@ async def test_a_full_disk_drops_the_log_and_not_the_worker(supervise, tmp_path)
         await run.is_in(ReplicaState.READY)
 
 
+async def test_a_disk_that_cannot_be_written_does_not_end_a_worker_that_serves(supervise, tmp_path, caplog):
+    records = tmp_path / "state" / "workers"
+    async with supervise() as run:
+        await run.is_in(ReplicaState.READY)
+        records.rename(tmp_path / "aside")
+        records.touch()
+        await until(lambda: "its record cannot be written" in caplog.text)
+        assert run.record.is_ready()
+        records.unlink()
+        (tmp_path / "aside").rename(records)
+
+
+async def test_a_state_directory_that_cannot_be_written_is_said_so(supervise, tmp_path):
+    (tmp_path / "state" / "workers" / "chat-0.new").mkdir(parents=True)
+    async with supervise() as run:
+        record = await run.is_in(ReplicaState.FAILED)
+        assert "the state directory must be writable" in record.detail
+
+
 @pytest.mark.parametrize(
     ("new_session", "env"),
     [
