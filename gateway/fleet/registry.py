@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gateway.domain.replica import ReplicaRecord, ReplicaState
@@ -20,8 +20,9 @@ FAILED_CONNECT_S = 2.0  # a replica that refused a connection is left out until 
 class Registry:
     """Owned by the runtime: `run()` polls until cancelled; all other methods are synchronous and cheap."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._sources = sources
+        self._clock = clock
         self._known: dict[str, Sequence[ReplicaRecord]] = {}
         self._silent: set[str] = set()
         self._in_flight: dict[str, int] = {}
@@ -41,17 +42,18 @@ class Registry:
     async def _ask(self, source: Source) -> None:
         try:
             self._known[source.name] = await source.replicas()
-        except SourceUnavailable as exc:
+        except Exception as exc:  # a task's top: a defect of one source must not end the polling of all
             if source.name not in self._silent:
                 self._silent.add(source.name)
-                log.warning("replica source %s is silent, its last word stands: %s", source.name, exc)
+                defect = None if isinstance(exc, SourceUnavailable) else exc
+                log.warning("replica source %s is silent, its last word stands: %s", source.name, exc, exc_info=defect)
         else:
             if source.name in self._silent:
                 self._silent.discard(source.name)
                 log.info("replica source %s answers again", source.name)
 
     def _rebuild(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._avoid_until = {id_: until for id_, until in self._avoid_until.items() if until > now}
         replicas = [
             replace(r, state=ReplicaState.BACKOFF, detail="refused a connection") if r.id in self._avoid_until else r
@@ -65,7 +67,7 @@ class Registry:
 
     def connect_failed(self, replica: ReplicaRecord) -> None:
         """Nobody listens there: leave it out for a moment. A server with a fixed URL has no one to mend its record."""
-        self._avoid_until[replica.id] = time.monotonic() + FAILED_CONNECT_S
+        self._avoid_until[replica.id] = self._clock() + FAILED_CONNECT_S
         self._rebuild()
 
     def begin(self, replica: ReplicaRecord) -> None:
