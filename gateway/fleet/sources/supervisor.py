@@ -22,6 +22,7 @@ class SupervisorSource:
 
     def __init__(self, redis: redis_asyncio.Redis) -> None:
         self._redis = redis
+        self._ignored: set[str] = set()  # hosts whose document cannot be read; told once
 
     async def replicas(self) -> Sequence[ReplicaRecord]:
         return [replica for document in await self.documents() for replica in document.replicas]
@@ -29,7 +30,8 @@ class SupervisorSource:
     async def documents(self) -> list[FleetDocument]:
         """Raises SourceUnavailable when Redis does not answer in time."""
         try:
-            hosts = [str(host, "utf-8") for host in cast(list[bytes], await self._redis.zrange(HOSTS_KEY, 0, -1))]
+            known = cast(list[bytes], await self._redis.zrange(HOSTS_KEY, 0, -1))
+            hosts = [str(host, "utf-8", "replace") for host in known]
             # one GET per host in a pipeline, not one MGET: in a Redis Cluster the keys lie in different slots
             pipeline = self._redis.pipeline(transaction=False)
             for host in hosts:
@@ -38,11 +40,15 @@ class SupervisorSource:
         except (RedisError, OSError, TimeoutError) as exc:
             raise SourceUnavailable(f"Redis: {type(exc).__name__}") from exc
         documents = []
+        ignored: set[str] = set()
         for host, text in zip(hosts, raw, strict=True):
             if text is None:
                 continue
             try:
                 documents.append(FleetDocument.from_json(text))
             except ValueError as exc:
-                log.warning("fleet document of host %s ignored: %s", host, exc)
+                if host not in self._ignored:
+                    log.warning("fleet document of host %s ignored: %s", host, exc)
+                ignored.add(host)
+        self._ignored = ignored
         return documents
