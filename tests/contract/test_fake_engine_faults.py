@@ -11,6 +11,7 @@ import pytest
 from fakes.engine import FakeEngine, eventually, running_fake_engine
 
 READ_S = 10.0
+CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -46,11 +47,6 @@ async def _raw(engine: FakeEngine, body: dict[str, Any]) -> tuple[bytes, str]:
 
 def _stalls(body: dict[str, Any]) -> bool:
     return bool({"stall_after", "headers_only", "delay_s", "ttft_ms"} & body["x_fake"].keys())
-
-
-async def _post(engine: FakeEngine, body: dict[str, Any]) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=READ_S, trust_env=False) as client:
-        return await client.post(engine.url + "/v1/chat/completions", json=body, headers=engine.headers)
 
 
 def _deltas(received: bytes | str) -> list[dict[str, Any]]:
@@ -150,7 +146,7 @@ async def test_a_dead_engine_core_fails_every_request_and_then_exits_with_0():
 
 async def test_a_status_comes_with_message_and_retry_after():
     async with running_fake_engine() as engine:
-        reply = await _post(engine, body_of(status=503, message="full", retry_after=7))
+        reply = await engine.post(CHAT, body_of(status=503, message="full", retry_after=7))
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
     error = {"message": "full", "type": "InternalServerError", "param": None, "code": 503}
     assert reply.json() == {"error": error}
@@ -158,28 +154,28 @@ async def test_a_status_comes_with_message_and_retry_after():
 
 async def test_a_status_comes_with_a_body_of_any_text_and_size():
     async with running_fake_engine() as engine:
-        reply = await _post(engine, body_of(status=400, body="no json", body_bytes=100_000))
+        reply = await engine.post(CHAT, body_of(status=400, body="no json", body_bytes=100_000))
     assert (reply.text.rstrip(), len(reply.content)) == ("no json", 100_000)
 
 
 async def test_abort_ends_the_answer_half_way():
     async with running_fake_engine() as engine:
-        events = _deltas((await _post(engine, body_of(abort=True))).text)
+        events = _deltas((await engine.post(CHAT, body_of(abort=True))).text)
     assert len(events) == 1 + 4
     assert events[-1]["choices"][0]["finish_reason"] == "abort"
 
 
 async def test_no_finish_and_no_done_leave_them_out():
     async with running_fake_engine() as engine:
-        reply = await _post(engine, body_of(no_finish=True, no_done=True))
+        reply = await engine.post(CHAT, body_of(no_finish=True, no_done=True))
     assert all(event["choices"][0]["finish_reason"] is None for event in _deltas(reply.text))
     assert "[DONE]" not in reply.text
 
 
 async def test_no_usage_leaves_it_out_though_it_was_asked_for():
     async with running_fake_engine() as engine:
-        streamed = await _post(engine, body_of(no_usage=True) | {"stream_options": {"include_usage": True}})
-        plain = await _post(engine, body_of(stream=False, no_usage=True))
+        streamed = await engine.post(CHAT, body_of(no_usage=True) | {"stream_options": {"include_usage": True}})
+        plain = await engine.post(CHAT, body_of(stream=False, no_usage=True))
     assert '"usage"' not in streamed.text
     assert plain.json()["usage"] is None
 
@@ -190,14 +186,14 @@ async def test_no_usage_leaves_it_out_though_it_was_asked_for():
 async def test_text_arrives_whole_however_it_is_cut(shape: dict[str, Any]):
     text = "a 가나다 \u2028\u2029\u0085 🙂🙂 end"
     async with running_fake_engine() as engine:
-        reply = await _post(engine, body_of(text=text, **shape))
+        reply = await engine.post(CHAT, body_of(text=text, **shape))
     assert "".join(event["choices"][0]["delta"]["content"] for event in _deltas(reply.text)) == text
     assert "\u2028" in reply.text  # as it is, not as an escape
 
 
 async def test_extra_delta_is_in_every_delta():
     async with running_fake_engine() as engine:
-        events = _deltas((await _post(engine, body_of(extra_delta={"reasoning": "hm", "x_future": [1]}))).text)
+        events = _deltas((await engine.post(CHAT, body_of(extra_delta={"reasoning": "hm", "x_future": [1]}))).text)
     for event in events[1:]:
         assert event["choices"][0]["delta"].keys() == {"content", "reasoning", "x_future"}
 
@@ -217,7 +213,7 @@ async def test_ttft_holds_back_the_events_of_a_stream_and_not_its_headers():
 @pytest.mark.parametrize("x_fake", [{"dy_after": 1}, {"die_after": 1, "cut_after": 1}, "die", {"die_after": "x"}])
 async def test_a_mistyped_fault_is_refused(x_fake: Any):
     async with running_fake_engine() as engine:
-        reply = await _post(engine, body_of() | {"x_fake": x_fake})
+        reply = await engine.post(CHAT, body_of() | {"x_fake": x_fake})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x_fake")
 
 

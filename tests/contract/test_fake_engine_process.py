@@ -1,4 +1,4 @@
-"""The fake engine's life as a process: what the supervisor meets in vLLM's life, and its faults by flag."""
+"""The fake engine's life as a process up to its end, and its faults by flag."""
 
 from __future__ import annotations
 
@@ -7,23 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 import psutil
-import pytest
-from fakes.engine import FakeEngine, eventually, running_fake_engine
+from fakes.engine import FakeEngine, eventually, loading_fake_engine, running_fake_engine
 
 READ_S = 10.0
 SERVE = [sys.executable, "-m", "workers.fake_engine", "serve", "/models/fake", "--host", "127.0.0.1", "--port"]
-
-
-async def _chat(engine: FakeEngine, **fields: Any) -> httpx.Response:
-    body = {"messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 500, "ignore_eos": True} | fields
-    async with httpx.AsyncClient(timeout=READ_S, trust_env=False) as client:
-        return await client.post(engine.url + "/v1/chat/completions", json=body, headers=engine.headers)
 
 
 async def _status(engine: FakeEngine, path: str) -> int:
@@ -47,98 +37,12 @@ async def _refuses(url: str) -> bool:
     return False
 
 
-@asynccontextmanager
-async def _loading(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """An engine that has bound its port, and its address; it may load for ever."""
-    process = await asyncio.create_subprocess_exec(*SERVE, "0", *flags, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        line = (await asyncio.wait_for(process.stdout.readline(), READ_S)).decode()
-        yield process, line.split()[-1]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def _catches_sigterm(pid: int) -> bool:
-    with open(f"/proc/{pid}/status") as status:  # noqa: ASYNC230
-        mask = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt"))
-    return bool(mask >> (signal.SIGTERM - 1) & 1)
-
-
 async def _run(*arguments: str, within_s: float = 10.0) -> tuple[int, str]:
     """Exit code and output of an engine that ends by itself."""
     process = await asyncio.create_subprocess_exec(*SERVE, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output, _ = await asyncio.wait_for(process.communicate(), within_s)
     assert process.returncode is not None
     return process.returncode, output.decode(errors="replace")
-
-
-async def test_sigterm_when_idle_ends_with_code_0():
-    async with running_fake_engine() as engine:
-        os.kill(engine.pid, signal.SIGTERM)
-        assert await engine.exit_code() == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signal_when_busy_ends_requests_with_abort(number: signal.Signals):
-    async with running_fake_engine("--fake-itl-ms", "20") as engine:
-        streamed = asyncio.create_task(_chat(engine, stream=True))
-        plain = asyncio.create_task(_chat(engine))
-        await _running(engine, 2)
-        os.kill(engine.pid, number)
-        assert await engine.exit_code() == 0
-    assert '"finish_reason":"abort"' in (await streamed).text
-    assert (await streamed).text.endswith("data: [DONE]\n\n")
-    assert (await plain).json()["choices"][0]["finish_reason"] == "abort"
-
-
-async def test_sigterm_when_busy_may_end_requests_with_an_error():
-    async with running_fake_engine("--fake-itl-ms", "20", "--fake-error-on-sigterm-when-busy") as engine:
-        streamed = asyncio.create_task(_chat(engine, stream=True))
-        plain = asyncio.create_task(_chat(engine))
-        await _running(engine, 2)
-        os.kill(engine.pid, signal.SIGTERM)
-        assert await engine.exit_code() == 0
-    assert 'data: {"error": {' in (await streamed).text
-    assert (await plain).status_code == 500
-
-
-async def test_sigterm_when_busy_may_hang_until_the_clients_leave():
-    async with running_fake_engine("--fake-itl-ms", "20", "--fake-hang-on-sigterm-when-busy") as engine:
-        request = asyncio.create_task(_chat(engine, stream=True))
-        await _running(engine)
-        os.kill(engine.pid, signal.SIGTERM)
-        await eventually(lambda: _refuses(engine.url), "the port is closed")
-        os.kill(engine.pid, signal.SIGTERM)
-        with pytest.raises(TimeoutError):
-            await engine.exit_code(within_s=0.5)
-        request.cancel()
-        assert await engine.exit_code() == 0
-
-
-async def test_shutdown_timeout_drains_and_refuses_new_requests_with_500():
-    async with running_fake_engine("--fake-itl-ms", "5", "--shutdown-timeout", "30") as engine:
-        running = asyncio.create_task(_chat(engine, max_tokens=200))
-        await _running(engine)
-        os.kill(engine.pid, signal.SIGTERM)
-
-        async def refused() -> bool:
-            return (await _chat(engine, max_tokens=1)).status_code == 500
-
-        await eventually(refused, "new requests are refused")
-        assert await _status(engine, "/health") == 200
-        assert (await running).json()["choices"][0]["finish_reason"] == "length"
-        assert await engine.exit_code() == 0
-
-
-async def test_ignored_sigterm_leaves_it_serving():
-    async with running_fake_engine("--fake-ignore-sigterm") as engine:
-        os.kill(engine.pid, signal.SIGTERM)
-        with pytest.raises(TimeoutError):
-            await engine.exit_code(within_s=0.3)
-        assert await _status(engine, "/health") == 200
 
 
 async def test_port_in_use_ends_with_code_1():
@@ -148,7 +52,7 @@ async def test_port_in_use_ends_with_code_1():
 
 
 async def test_connections_are_refused_until_it_is_ready():
-    async with _loading("--fake-load-s", "0.5") as (process, url):
+    async with loading_fake_engine("--fake-load-s", "0.5") as (process, url):
         assert await _refuses(url)
 
         async def healthy() -> bool:
@@ -158,20 +62,17 @@ async def test_connections_are_refused_until_it_is_ready():
         assert process.returncode is None
 
 
-async def test_sigterm_while_loading_kills_it():
-    async with _loading("--fake-never-listen") as (process, _):
-        process.terminate()
-        assert await asyncio.wait_for(process.wait(), READ_S) == -signal.SIGTERM
-
-
-async def test_sigterm_while_loading_may_be_swallowed_once():
-    async with _loading("--fake-never-listen", "--fake-swallow-sigterm-in-load") as (process, _):
-        await eventually(lambda: _catches_sigterm(process.pid), "its handler is set")
-        process.terminate()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(process.wait(), 0.3)
-        process.terminate()
-        assert await asyncio.wait_for(process.wait(), READ_S) == 130
+async def test_of_two_that_load_on_one_port_the_slower_goes_on_without_it():
+    async with loading_fake_engine() as (slower, url):
+        os.kill(slower.pid, signal.SIGSTOP)
+        async with running_fake_engine(port=int(url.rpartition(":")[2])) as engine:
+            os.kill(slower.pid, signal.SIGCONT)
+            assert slower.stdout is not None
+            while b"startup complete" not in await asyncio.wait_for(slower.stdout.readline(), READ_S):
+                pass
+            assert (await engine.state())["pid"] == engine.pid
+            slower.terminate()
+            assert await asyncio.wait_for(slower.wait(), READ_S) == 0
 
 
 async def test_exit_code_on_start_comes_with_the_given_log_lines():
@@ -194,7 +95,7 @@ async def test_exit_after_s_is_a_crash_after_it_was_ready():
 async def test_health_only_hangs_completions():
     async with running_fake_engine("--fake-health-only") as engine:
         assert await _status(engine, "/health") == 200
-        request = asyncio.create_task(_chat(engine))
+        request = asyncio.create_task(engine.chat())
         done, _ = await asyncio.wait([request], timeout=0.3)
         assert not done
         request.cancel()
@@ -202,8 +103,8 @@ async def test_health_only_hangs_completions():
 
 async def test_hang_after_requests_answers_that_many():
     async with running_fake_engine("--fake-hang-after-requests", "1") as engine:
-        assert (await _chat(engine)).status_code == 200
-        request = asyncio.create_task(_chat(engine))
+        assert (await engine.chat()).status_code == 200
+        request = asyncio.create_task(engine.chat())
         done, _ = await asyncio.wait([request], timeout=0.3)
         assert not done
         request.cancel()
@@ -211,7 +112,7 @@ async def test_hang_after_requests_answers_that_many():
 
 async def test_wrong_name_and_no_auth():
     async with running_fake_engine("--fake-wrong-name", "--fake-no-auth") as engine:
-        assert (await _chat(engine, model="tiny")).status_code == 404
+        assert (await engine.chat(model="tiny")).status_code == 404
         assert await _status(engine, "/v1/models") == 200
 
 
@@ -245,7 +146,7 @@ async def test_log_flood_reaches_both_pipes_while_it_serves():
             return engine.log.stat().st_size > 10_000_000
 
         await eventually(flooded, "10 MB of log")
-        assert (await _chat(engine, max_tokens=2)).status_code == 200
+        assert (await engine.chat(max_tokens=2)).status_code == 200
 
 
 async def test_more_requests_than_slots_wait_and_lower_priority_numbers_go_first():
@@ -254,10 +155,10 @@ async def test_more_requests_than_slots_wait_and_lower_priority_numbers_go_first
         order: list[int] = []
 
         async def one(priority: int) -> None:
-            await _chat(engine, priority=priority, max_tokens=20)
+            await engine.chat(priority=priority, max_tokens=20)
             order.append(priority)
 
-        first = asyncio.create_task(_chat(engine, max_tokens=200))
+        first = asyncio.create_task(engine.chat(ignore_eos=True, max_tokens=200))
         await _running(engine)
         others = [asyncio.create_task(one(priority)) for priority in (10, 5, 0, -5)]
 

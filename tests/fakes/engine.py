@@ -72,6 +72,15 @@ class FakeEngine:
         text = (await self._get("/metrics")).text
         return sum(float(line.split()[-1]) for line in text.splitlines() if re.match(rf"{re.escape(name)}[{{ ]", line))
 
+    async def post(self, path: str, body: dict[str, Any], within_s: float = 30.0) -> httpx.Response:
+        """The answer to a request that has the engine's key."""
+        async with httpx.AsyncClient(timeout=within_s, trust_env=False) as client:
+            return await client.post(self.url + path, json=body, headers=self.headers)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        """The answer to a short chat; fields add to its body or replace what is in it."""
+        return await self.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Say hi."}]} | fields)
+
     async def exit_code(self, within_s: float = STOP_S) -> int:
         """Waits for the process to end by itself; TimeoutError if it does not."""
         return await asyncio.wait_for(self.process.wait(), within_s)
@@ -113,6 +122,21 @@ async def running_fake_engine(
             for pid in children:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def loading_fake_engine(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A fake engine that has bound its port, and its address; it need not ever listen. Its stdout is a pipe."""
+    command = [sys.executable, "-m", "workers.fake_engine", "serve", "/models/fake", "--host", "127.0.0.1"]
+    process = await asyncio.create_subprocess_exec(*command, "--port", "0", *flags, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        line = (await asyncio.wait_for(process.stdout.readline(), START_S)).decode()
+        yield process, line.split()[-1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
 
 
 async def _url(process: asyncio.subprocess.Process, log: Path) -> str:

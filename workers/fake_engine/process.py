@@ -81,7 +81,6 @@ class _Process:
 
     async def _live(self, bound: socket.socket) -> int:
         """Loads, serves, stops; the exit code of a life that no fault cuts short."""
-        loop = asyncio.get_running_loop()
         if self._options.ignore_sigterm or self._options.swallow_sigterm_in_load:
             self._on_signals(self._signalled_in_load)
         await asyncio.sleep(self._options.load_s)
@@ -90,9 +89,9 @@ class _Process:
         if self._options.never_listen:
             await self._stop_asked.wait()
         self._on_signals(self._signalled)
-        bound.listen(_BACKLOG)  # here, since uvloop's create_server does not tell when it fails
-        listener = await loop.create_server(self._server.connection, sock=bound, backlog=_BACKLOG)
-        _log(f"Starting vLLM server on {_url_of(bound)}")
+        url = _url_of(bound)
+        listener = await self._listen(bound)
+        _log(f"Starting vLLM server on {url}")
         print("INFO:     Application startup complete.", flush=True)
         try:
             async with asyncio.timeout(self._options.exit_after_s):
@@ -101,6 +100,18 @@ class _Process:
             return 1
         await self._stop(listener)
         return 0
+
+    async def _listen(self, bound: socket.socket) -> asyncio.Server | None:
+        """None where somebody else listens there meanwhile: vLLM 0.32 goes on without a port then, and says nothing.
+
+        Two sockets may be bound to one port until one of them listens (SO_REUSEADDR), and uvloop's create_server hides
+        that the second could not.
+        """
+        try:
+            bound.listen(_BACKLOG)
+        except OSError:
+            return None
+        return await asyncio.get_running_loop().create_server(self._server.connection, sock=bound, backlog=_BACKLOG)
 
     def _on_signals(self, handler: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -116,7 +127,7 @@ class _Process:
         if not self._options.ignore_sigterm:
             self._stop_asked.set()
 
-    async def _stop(self, listener: asyncio.Server) -> None:
+    async def _stop(self, listener: asyncio.Server | None) -> None:
         """Ends as vLLM does: at once when idle, else by `busy_stop`, or after the drain of --shutdown-timeout.
 
         Waits for every connection to close: for ever, in the mode "hang", until the clients leave.
@@ -127,7 +138,8 @@ class _Process:
             self._engine.refuses_new = True
             _, late = await asyncio.wait(self._engine.jobs, timeout=self._options.drain_s)
             mode = "hang" if late else mode
-        listener.close()
+        if listener is not None:
+            listener.close()
         self._engine.stop_jobs(mode)
         await self._server.stop()
 
