@@ -19,7 +19,7 @@ from workers.preflight import findings, gather
 KEY_COLUMNS = 34  # longer key paths push their line to the right
 
 
-@click.command()
+@click.command(short_help="Is config.toml sound, and can this machine run it?")
 @click.option(
     "--config",
     "path",
