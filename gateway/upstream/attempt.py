@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.config.schema import TimeoutsSection
-from gateway.domain.errors import ConnectFailed, GatewayError
+from gateway.domain.errors import ConnectFailed, GatewayError, UpstreamError, UpstreamTimeout
 from gateway.domain.record import AccessRecord
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import Endpoint, InferenceRequest
@@ -51,7 +51,7 @@ class Attempts:
         record: AccessRecord,
     ) -> AsyncIterator[Sent]:
         """Gives the reply's head; closes the reply when the block ends. Raises UpstreamError."""
-        failure: ConnectFailed | None = None
+        failure: UpstreamError | None = None
         for replica in candidates[:MAX_ATTEMPTS]:
             record.attempts += 1
             record.pool, record.replica = replica.pool, replica.id
@@ -63,16 +63,20 @@ class Attempts:
                     headers_for(request, replica, record.attempts),
                     body_for(replica),
                 )
-                reply = await self._transport.send(replica.url, upstream, self._deadlines)
+                try:
+                    reply = await self._transport.send(replica.url, upstream, self._deadlines)
+                except UpstreamError as exc:
+                    if not never_connected(exc):
+                        raise
+                    failure = exc
+                    self._fleet.connect_failed(replica)
+                    log.warning("replica %s does not take connections: %s", replica.id, exc.message)
+                    continue
                 try:
                     yield Sent(reply, replica)
                 finally:
                     reply.close()
                 return
-            except ConnectFailed as exc:
-                failure = exc
-                self._fleet.connect_failed(replica)
-                log.warning("replica %s does not take connections: %s", replica.id, exc.message)
             finally:
                 self._fleet.end(replica)
         assert failure is not None
@@ -93,12 +97,17 @@ class Attempts:
                 finally:
                     reply.close()
                 return _count.decode(answer).count if reply.status == 200 else None
-            except ConnectFailed:
+            except (GatewayError, msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: bad UTF-8
+                if not never_connected(exc):
+                    log.warning("replica %s could not count a prompt: %s", replica.id, exc)
+                    return None
                 self._fleet.connect_failed(replica)
-            except (GatewayError, msgspec.DecodeError) as exc:
-                log.warning("replica %s could not count a prompt: %s", replica.id, exc)
-                return None
         return None
+
+
+def never_connected(error: Exception) -> bool:
+    """Refused, or no answer within the connect deadline (a host that is off the network): no engine saw the request."""
+    return isinstance(error, ConnectFailed) or (isinstance(error, UpstreamTimeout) and error.deadline == "connect")
 
 
 class _Count(msgspec.Struct):
@@ -106,7 +115,14 @@ class _Count(msgspec.Struct):
 
 
 _count = msgspec.json.Decoder(_Count)
-_TEMPLATE_FIELDS = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_TEMPLATE_FIELDS = (
+    "messages",
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+)
 
 
 def tokenize_body(request: InferenceRequest, replica: ReplicaRecord) -> bytes:
