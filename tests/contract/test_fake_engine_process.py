@@ -40,7 +40,12 @@ async def _refuses(url: str) -> bool:
 async def _run(*arguments: str, within_s: float = 10.0) -> tuple[int, str]:
     """Exit code and output of an engine that ends by itself."""
     process = await asyncio.create_subprocess_exec(*SERVE, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    output, _ = await asyncio.wait_for(process.communicate(), within_s)
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), within_s)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     assert process.returncode is not None
     return process.returncode, output.decode(errors="replace")
 
