@@ -67,6 +67,7 @@ def main() -> None:
       poolgate status     what runs, and in which state
       poolgate keys       make, list and revoke API keys
     """
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per probe otherwise
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 

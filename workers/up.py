@@ -98,9 +98,10 @@ class Up:
         if self._supervisor is not None:
             grace_s = config.gateway.drain_s + config.workers.stop_s + STOP_MARGIN_S
             if not await self._supervisor.stop(grace_s, asyncio.Event()):
-                self._say("The supervisor had to be killed; ending its workers.")
-                for line in await asyncio.to_thread(end_leftovers, self._loaded.state_dir.resolve()):
-                    self._say(f"  {line}")
+                self._say("The supervisor had to be killed.")
+            # one that was killed, by us or by others a moment ago, has left its workers running
+            for line in await asyncio.to_thread(end_leftovers, self._loaded.state_dir.resolve()):
+                self._say(f"Ended a worker that was left: {line}")
         for part in parts:
             part.cancel()
         for result in await asyncio.gather(*parts, return_exceptions=True):

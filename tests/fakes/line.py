@@ -115,7 +115,7 @@ class Gateway:
 async def running_gateway(
     folder: Path, redis_url: str, *, wait_for: str = "/health", env: dict[str, str] | None = None, **sections: Any
 ) -> AsyncIterator[Gateway]:
-    """`poolgate serve` on a free port; unless told otherwise with one static key KEY and a route `chat` to all pools."""
+    """`poolgate serve` on a free port; unless told otherwise one static key KEY and a route `chat` to all pools."""
     port = free_port()
     given = sections.pop("gateway", {})
     sections.setdefault("keys", {"test": {"sha256": sha256(KEY)}})
