@@ -68,7 +68,7 @@ async def test_connections_are_refused_until_it_is_ready():
 
 
 async def test_of_two_that_load_on_one_port_the_slower_goes_on_without_it():
-    async with loading_fake_engine() as (slower, url):
+    async with loading_fake_engine("--fake-load-s", "1") as (slower, url):
         os.kill(slower.pid, signal.SIGSTOP)
         async with running_fake_engine(port=int(url.rpartition(":")[2])) as engine:
             os.kill(slower.pid, signal.SIGCONT)
