@@ -52,6 +52,12 @@ class Made:
         return self._stamp().get("ready") == self.key and self._runs
 
     @property
+    def is_outdated(self) -> bool:
+        """Whole, of this Python, from other inputs: pip can bring it up to date."""
+        python = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+        return "ready" in self._stamp() and self._runs and (self.path / python).is_dir()
+
+    @property
     def is_foreign(self) -> bool:
         """Somebody put something there that is not from us; a link counts as such, wherever it leads."""
         if self.path.is_symlink():
@@ -63,12 +69,13 @@ class Made:
         """False for an environment whose Python was removed from the machine."""
         return not (self.path / "pyvenv.cfg").exists() or (self.path / "bin/python").exists()
 
-    def begin(self) -> None:
-        """An empty folder, stamped as unfinished; what we made there before is deleted. A foreign one keeps all."""
-        if not self.is_foreign:
+    def begin(self, *, keep: bool = False) -> None:
+        """A folder stamped as unfinished: empty, unless it is to be kept or foreign (which is never deleted from)."""
+        is_ours = not self.is_foreign
+        if is_ours and not keep:
             _remove(self.path)
             self.path.mkdir(parents=True)
-        self._write({"made_by_us": not self.is_foreign})
+        self._write({"made_by_us": is_ours})
 
     def finish(self) -> None:
         self._write({**self._stamp(), "ready": self.key})

@@ -61,12 +61,16 @@ def describe(line: str) -> str | None:
     if text.startswith("Collecting "):
         return f"looking up {text.split()[1]}"
     if text.startswith("Installing collected packages:"):
-        return f"installing {text.count(',') + 1} packages"
+        return f"installing {packages(text.count(',') + 1)}"
     if match := re.match(r"Building (?:wheel|editable) for (\S+) \(.*started", text):
         return f"building {match[1]}"
     if "Retrying (" in text or "Connection interrupted" in text:
         return "the package index does not answer; trying again"
     return None
+
+
+def packages(count: int) -> str:
+    return "1 package" if count == 1 else f"{count} packages"
 
 
 def _package(file_name: str) -> str:

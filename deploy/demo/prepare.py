@@ -118,8 +118,9 @@ def prepare(wanted: Wanted) -> None:
         shutil.rmtree(TMP, ignore_errors=True)
         TMP.mkdir(parents=True)
         need = sum(step.need_bytes for step in todo)
-        require_space(ROOT, need, ", ".join(step.name for step in todo))
-        print(f"setup: {len(todo)} steps, up to {need / GB:.1f} GB of disk; all output in {LOG}", flush=True)
+        require_space(ROOT, need, "Setting up")
+        names = ", ".join(step.name for step in todo)
+        print(f"setup: {names}; up to {need / GB:.1f} GB of disk, all output in {LOG.relative_to(ROOT)}", flush=True)
         began = time.monotonic()
         try:
             with open_log(LOG) as log:

@@ -29,7 +29,7 @@ WHEELS_ONLY = ("--only-binary", ":all:")
 
 def gateway(made: Made, progress: Progress) -> None:
     """Also into an environment that was there before: nothing is deleted from it."""
-    _begin(made)
+    _begin(made, keep=made.is_outdated)
     if not (made.path / "bin/pip").exists():
         _create(made.path, progress)
     pip(made.path, ["--no-deps", "-r", str(LOCK)], progress)
@@ -124,10 +124,10 @@ def tiny_models(models: Sequence[Made], python: Path, progress: Progress) -> Non
             made.publish(aside / made.path.name)
 
 
-def _begin(made: Made) -> None:
+def _begin(made: Made, *, keep: bool = False) -> None:
     if made.path.exists() and is_held(STATE / "up.lock"):
         raise SetupError(f"{made.path.name} is out of date, but Poolgate runs from this checkout: stop it first.")
-    made.begin()
+    made.begin(keep=keep)
 
 
 def _create(venv: Path, progress: Progress) -> None:
@@ -147,7 +147,8 @@ def pip(venv: Path, arguments: Sequence[str], progress: Progress) -> None:
         return pip_output.describe(line)
 
     def unpacked() -> str | None:
-        return f"installing {total} packages, {environments.installed_count(venv) - before} done" if total else None
+        done = environments.installed_count(venv) - before
+        return f"installing {pip_output.packages(total)}, {min(done, total)} done" if total else None
 
     command = [str(venv / "bin/python"), "-m", "pip", "--no-input", "install", "--progress-bar", "off"]
     progress.run([*command, *arguments], describe=describe, idle=unpacked, env=_quiet_env())
