@@ -24,7 +24,7 @@ TIMER_SLACK_S = 0.002  # loop clocks count whole milliseconds; a timer may fire 
 
 
 class Connection(asyncio.Protocol):
-    """States: free; in an exchange, when `_reply` is set; lost, when `is_lost`: then it is of no use any more."""
+    """States: not connected yet; free; in an exchange, when `_reply` is set; lost, when `on_lost` has been called."""
 
     __slots__ = (
         "_ends_with_connection",
@@ -69,10 +69,6 @@ class Connection(asyncio.Protocol):
         self._expects_body = True
         self._ends_with_connection = False
         self._head_bytes = 0
-
-    @property
-    def is_lost(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
 
     async def exchange(
         self, head: bytes, body: bytes, deadlines: Deadlines, total_at: float, *, expects_body: bool
@@ -143,16 +139,13 @@ class Connection(asyncio.Protocol):
     def finish(self, is_reusable: bool) -> None:
         """Called by the reply when it lets go, once for each exchange."""
         self._reply = None
-        if is_reusable and self._is_reusable and not self.is_lost:
-            self.resume()
-            self._on_free(self, True)
-        else:
+        is_reusable = is_reusable and self._is_reusable
+        if not is_reusable:
             self.abort()
-            self._on_free(self, False)
+        self._on_free(self, is_reusable)
 
     def abort(self) -> None:
         """Closes the socket now, dropping unsent bytes. Never a half-close: for vLLM that is a disconnect too."""
-        self._disarm()
         if self._transport is not None:
             self._transport.abort()
 
@@ -168,6 +161,8 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         reply.response_began = True
+        if not reply.has_head:
+            self._head_bytes += len(data)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
@@ -178,10 +173,8 @@ class Connection(asyncio.Protocol):
         if reply.is_whole:
             reply.complete(is_reusable=True)
             return
-        if not reply.has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                reply.fail(f"The engine's reply is malformed: {_HEAD_TOO_LONG}.")
+        if not reply.has_head and self._head_bytes > MAX_HEAD_BYTES:
+            reply.fail(f"The engine's reply is malformed: {_HEAD_TOO_LONG}.")
         elif reply.unread_bytes > HIGH_WATER_BYTES and not self._is_read_paused and self._transport is not None:
             self._is_read_paused = True
             self._transport.pause_reading()
@@ -189,7 +182,6 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         self._end(None)
-        self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc)
@@ -224,12 +216,8 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         reply = self._reply
-        if reply is None or reply.has_head:  # a trailer
-            return
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError(_HEAD_TOO_LONG)
-        reply.headers.append((name.lower(), value))
+        if reply is not None and not reply.has_head:  # else a trailer
+            reply.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         reply, parser = self._reply, self._parser
@@ -240,6 +228,9 @@ class Connection(asyncio.Protocol):
         if status < 200:  # an interim reply: the real one follows
             reply.headers = []
             return
+        # the bytes so far may be those of the body as well
+        if self._head_bytes > MAX_HEAD_BYTES and sum(len(n) + len(v) for n, v in reply.headers) > MAX_HEAD_BYTES:
+            raise ValueError(_HEAD_TOO_LONG)
         reply.status = status
         self._ends_with_connection = ends_with_connection(reply.headers)
         reply.headers = without_hop_by_hop(reply.headers)

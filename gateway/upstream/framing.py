@@ -64,18 +64,17 @@ def request_head(address: Address, request: UpstreamRequest) -> bytes:
     Raises InternalError when a line break hides in a name, value or path: it would let a caller write headers, or
     a request, of its own.
     """
-    headers = request.headers
-    left_out = NOT_SENT
-    for name, value in headers:
-        if name.lower() == b"connection":
-            left_out = left_out | _tokens(value)
+    headers = [header for header in request.headers if header[0].lower() not in NOT_SENT]
+    if len(headers) < len(request.headers):  # perhaps `connection`, which names more to leave out
+        named = {token for name, value in request.headers if name.lower() == b"connection" for token in _tokens(value)}
+        headers = [header for header in headers if header[0].lower() not in named]
     lines = [
         b"%b %b%b HTTP/1.1" % (request.method, address.base_path, request.path),
         b"host: " + address.host_header,
         b"accept-encoding: identity",
         b"content-length: %d" % len(request.body),
     ]
-    lines += [name + b": " + value for name, value in headers if name.lower() not in left_out]
+    lines += [name + b": " + value for name, value in headers]
     head = b"\r\n".join(lines)
     breaks = len(lines) - 1
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:

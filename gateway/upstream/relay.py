@@ -145,8 +145,8 @@ class StreamTap:
             if data.startswith(b"\n"):
                 begin = 1
                 given = 1 if self._last_was_dropped else 0
-        # an end that was not seen before can begin at most two bytes (one CR LF) before the new ones
-        for end in _ends(buffer, max(begin, len(old) - 2)):
+        # the first line end of an event's end may have come before
+        for end in _ends(buffer, max(begin, len(old) - 1)):
             event = buffer[begin:end]
             self._last_was_dropped = False
             if self._is_skipping:

@@ -29,6 +29,7 @@ class WireReply:
     __slots__ = (
         "_chunks",
         "_deadline",
+        "_due_at",
         "_error",
         "_first_byte_at",
         "_gap_s",
@@ -37,7 +38,6 @@ class WireReply:
         "_total_at",
         "_waiter",
         "body_began",
-        "due_at",
         "has_head",
         "headers",
         "is_whole",
@@ -55,8 +55,8 @@ class WireReply:
         self.response_began = False  # any byte came, be it of a head that never ended
         self.body_began = False
         self.unread_bytes = 0
-        self.due_at = total_at  # the deadline that holds now
-        self._deadline = "total"  # its name
+        self._due_at = total_at
+        self._deadline = "total"  # which one `_due_at` is
         self._chunks: list[bytes] = []
         self._error: UpstreamError | None = None
         self._line: Line | None = line
@@ -113,23 +113,28 @@ class WireReply:
                 raise self._error
             await self.progress()
 
-    async def progress(self) -> None:
-        """Until something happened: bytes, the end, a failure, room to write. Holds the deadline that now applies."""
-        if self._line is None:
-            return
+    def progress(self) -> asyncio.Future[None]:
+        """Done when something happened: bytes, the end, a failure, room to write. Holds the deadline that applies.
+
+        Only while the connection is held. Not a coroutine, since it runs once for each piece of a stream.
+        """
+        line = self._line
+        assert line is not None
         if self.body_began:
-            self.due_at, self._deadline = self._loop.time() + self._gap_s, "gap"
+            due_at, self._deadline = self._loop.time() + self._gap_s, "gap"
         else:
-            self.due_at, self._deadline = self._first_byte_at, "first byte"
-        if self.due_at > self._total_at:
-            self.due_at, self._deadline = self._total_at, "total"
-        self._line.arm(self.due_at)
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            self.due_at, self._deadline = self._total_at, "total"  # a slow reader is no silence of the replica
+            due_at, self._deadline = self._first_byte_at, "first byte"
+        if due_at > self._total_at:
+            due_at, self._deadline = self._total_at, "total"
+        self._due_at = due_at
+        line.arm(due_at)
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
+
+    @property
+    def due_at(self) -> float:
+        """When the deadline passes that holds now; while nobody waits, the total one: a slow reader is no silence."""
+        return self._total_at if self._waiter is None else self._due_at
 
     @property
     def is_over(self) -> bool:
@@ -142,8 +147,11 @@ class WireReply:
         self.unread_bytes += len(data)
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     def complete(self, is_reusable: bool) -> None:
         """The last byte has come: lets go of the connection, whether or not everything has been read."""
@@ -161,9 +169,8 @@ class WireReply:
 
     def expire(self) -> None:
         """As `fail`, for the deadline that holds now."""
-        self._cut(
-            UpstreamTimeout(f"The engine passed the {self._deadline} deadline.", deadline=self._deadline)
-        )
+        name = "total" if self._waiter is None else self._deadline
+        self._cut(UpstreamTimeout(f"The engine passed the {name} deadline.", deadline=name))
 
     def _cut(self, error: UpstreamError) -> None:
         line, self._line = self._line, None

@@ -122,7 +122,7 @@ class WireTransport:
             connection = idle.pop()
             if not idle:
                 del self._idle[url]
-            if now - connection.idle_since < IDLE_S and not connection.is_lost:
+            if now - connection.idle_since < IDLE_S:
                 self._active += 1
                 return connection
             connection.abort()

@@ -28,7 +28,8 @@ from gateway.upstream.reply import WireReply
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 from gateway.upstream.wire import WireTransport
 
-PATIENT = Deadlines(connect_s=10, first_byte_s=10, gap_s=10, total_s=20)
+LONG = 60.0  # longer than the fake upstream waits: a deadline that does not come when it should fails the test
+PATIENT = Deadlines(LONG, LONG, LONG, LONG)
 POST = UpstreamRequest(b"POST", b"/v1/chat/completions", ((b"content-type", b"application/json"),), b'{"a":1}')
 
 
@@ -239,7 +240,7 @@ async def test_a_timeout_on_a_used_connection_is_not_tried_again(transport: Wire
     async with ScriptedUpstream(once) as upstream:
         await fetch(transport, upstream.url)
         with pytest.raises(UpstreamTimeout):
-            await transport.send(upstream.url, POST, Deadlines(10, 0.05, 10, 20))
+            await transport.send(upstream.url, POST, Deadlines(LONG, 0.05, LONG, LONG))
         assert upstream.accepted == 1
 
 
@@ -341,7 +342,8 @@ async def expect_timeout(sending: Awaitable[object], deadline: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deadlines", "name"), [(Deadlines(0.05, 10, 10, 20), "connect"), (Deadlines(10, 10, 10, 0.05), "total")]
+    ("deadlines", "name"),
+    [(Deadlines(0.05, LONG, LONG, LONG), "connect"), (Deadlines(LONG, LONG, LONG, 0.05), "total")],
 )
 async def test_a_connect_that_hangs_ends_by_its_deadline(
     transport: WireTransport, deadlines: Deadlines, name: str
@@ -355,7 +357,7 @@ async def test_one_hung_worker_ends_by_first_byte_timeout_and_does_not_touch_the
     transport: WireTransport,
 ) -> None:
     async with ScriptedUpstream(silent) as hung, ScriptedUpstream(answer_ok) as healthy:
-        brief = Deadlines(10, 0.3, 10, 20)
+        brief = Deadlines(LONG, 0.3, LONG, LONG)
         stuck = [asyncio.create_task(transport.send(hung.url, POST, brief)) for _ in range(100)]
         await eventually(lambda: len(hung.requests) == 100)
         for _ in range(10):
@@ -374,7 +376,7 @@ async def test_a_head_that_trickles_in_does_not_put_off_the_first_byte_deadline(
             await asyncio.sleep(0.005)
 
     async with ScriptedUpstream(script) as upstream:
-        await expect_timeout(transport.send(upstream.url, POST, Deadlines(10, 0.1, 10, 20)), "first byte")
+        await expect_timeout(transport.send(upstream.url, POST, Deadlines(LONG, 0.1, LONG, LONG)), "first byte")
 
 
 async def test_a_head_without_a_first_byte_of_body_ends_by_the_first_byte_deadline(transport: WireTransport) -> None:
@@ -387,7 +389,7 @@ async def test_a_head_without_a_first_byte_of_body_ends_by_the_first_byte_deadli
     async with ScriptedUpstream(script) as upstream:
 
         async def run() -> None:
-            reply = await transport.send(upstream.url, POST, Deadlines(10, 0.2, 0.001, 20))
+            reply = await transport.send(upstream.url, POST, Deadlines(LONG, 0.2, 0.001, LONG))
             await reply.read()
 
         await expect_timeout(run(), "first byte")
@@ -402,7 +404,7 @@ async def tell_and_hang(peer: Peer) -> None:
 
 async def test_silence_between_two_reads_ends_by_the_gap_deadline(transport: WireTransport) -> None:
     async with ScriptedUpstream(tell_and_hang) as upstream:
-        reply = await transport.send(upstream.url, POST, Deadlines(10, 10, 0.05, 20))
+        reply = await transport.send(upstream.url, POST, Deadlines(LONG, LONG, 0.05, LONG))
         assert await reply.read() == b"one"
         await expect_timeout(reply.read(), "gap")
         await eventually(lambda: upstream.open_connections == 0)
@@ -415,18 +417,40 @@ async def test_a_reader_that_takes_its_time_is_no_gap(transport: WireTransport) 
         await peer.request()
         await peer.send(STREAM_HEAD + chunk(b"one"))
         await go_on.wait()
-        await peer.send(chunk(b"two") + STREAM_END)
+        await peer.send(chunk(b"two"))
+        go_on.clear()
+        await go_on.wait()
+        await peer.send(chunk(b"three") + STREAM_END)
         await peer.closed()
 
     async with ScriptedUpstream(script) as upstream:
-        reply = await transport.send(upstream.url, POST, Deadlines(10, 10, 0.5, 20))
+        reply = await transport.send(upstream.url, POST, Deadlines(LONG, LONG, 0.5, LONG))
         assert await reply.read() == b"one"
         waiting = asyncio.create_task(reply.read())
         await asyncio.sleep(0.01)
         go_on.set()
         assert await waiting == b"two"
         await asyncio.sleep(0.7)
+        go_on.set()
+        assert await reply.read() == b"three"
         assert await reply.read() == b""
+
+
+async def test_each_piece_of_a_stream_starts_the_gap_anew(transport: WireTransport) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD)
+        for _ in range(4):
+            await peer.send(chunk(b"x"))
+            await asyncio.sleep(0.2)
+        await peer.closed()
+
+    async with ScriptedUpstream(script) as upstream:
+        reply = await transport.send(upstream.url, POST, Deadlines(LONG, LONG, 0.6, LONG))
+        for _ in range(4):
+            assert await reply.read() == b"x"
+        await expect_timeout(reply.read(), "gap")
+        await eventually(lambda: upstream.open_connections == 0)
 
 
 async def test_a_stream_that_never_pauses_ends_by_the_total_deadline(transport: WireTransport) -> None:
@@ -440,7 +464,7 @@ async def test_a_stream_that_never_pauses_ends_by_the_total_deadline(transport: 
     async with ScriptedUpstream(endless) as upstream:
 
         async def run() -> None:
-            reply = await transport.send(upstream.url, POST, Deadlines(10, 10, 10, 0.15))
+            reply = await transport.send(upstream.url, POST, Deadlines(LONG, LONG, LONG, 0.15))
             while await reply.read():
                 pass
 
@@ -450,7 +474,7 @@ async def test_a_stream_that_never_pauses_ends_by_the_total_deadline(transport: 
 
 async def test_the_total_deadline_holds_while_nobody_reads(transport: WireTransport) -> None:
     async with ScriptedUpstream(tell_and_hang) as upstream:
-        reply = await transport.send(upstream.url, POST, Deadlines(10, 10, 10, 0.5))
+        reply = await transport.send(upstream.url, POST, Deadlines(LONG, LONG, LONG, 0.5))
         await eventually(lambda: transport.active == 0 and upstream.open_connections == 0)
         assert await reply.read() == b"one"
         await expect_timeout(reply.read(), "total")
@@ -462,7 +486,7 @@ async def test_a_body_that_the_engine_does_not_take_ends_by_the_first_byte_deadl
 
     async with ScriptedUpstream(deaf) as upstream:
         big = UpstreamRequest(b"POST", b"/", (), b"x" * 50_000_000)
-        await expect_timeout(transport.send(upstream.url, big, Deadlines(10, 0.1, 10, 20)), "first byte")
+        await expect_timeout(transport.send(upstream.url, big, Deadlines(LONG, 0.1, LONG, LONG)), "first byte")
 
 
 async def test_a_timer_of_an_earlier_exchange_does_not_end_a_later_one(transport: WireTransport) -> None:
@@ -475,7 +499,7 @@ async def test_a_timer_of_an_earlier_exchange_does_not_end_a_later_one(transport
         await peer.closed()
 
     async with ScriptedUpstream(script) as upstream:
-        reply = await transport.send(upstream.url, POST, Deadlines(10, 0.5, 10, 20))
+        reply = await transport.send(upstream.url, POST, Deadlines(LONG, 0.5, LONG, LONG))
         assert await reply.read_all(10) == b"hello"
         reply = await transport.send(upstream.url, POST, PATIENT)
         assert await reply.read_all(10) == b"later"
@@ -575,7 +599,7 @@ async def test_aclose_ends_what_is_under_way(phase: str) -> None:
         url = deaf if phase == "connecting" else upstream.url
 
         async def run() -> bytes:
-            reply = await transport.send(url, POST, Deadlines(0.5, 10, 10, 20))
+            reply = await transport.send(url, POST, Deadlines(0.5, LONG, LONG, LONG))
             return await reply.read_all(100)
 
         task = asyncio.create_task(run())

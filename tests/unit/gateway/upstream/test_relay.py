@@ -166,6 +166,13 @@ def test_the_line_feed_of_a_dropped_event_that_comes_late_is_dropped_too(line_en
         assert tap.feed(event("x")) + tap.feed(usage[:at]) + tap.feed(usage[at:]) + tap.feed(DONE) == event("x") + DONE
 
 
+def test_line_ends_may_change_from_event_to_event_within_a_read() -> None:
+    usage = usage_event().replace(b"\n", b"\r")
+    out, tap = run([usage + event("x")], drop=True)
+    assert out == event("x")
+    assert (tap.events, tap.usage) == (1, Usage(33, 48))
+
+
 def test_usage_with_a_choice_in_the_same_event_is_not_dropped() -> None:
     reads = [event("a", usage={**USAGE, "completion_tokens": n}) for n in (1, 2, 3)]
     out, tap = run(reads, drop=True)
