@@ -10,58 +10,15 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from fakes.engine import eventually
 from fakes.line import free_port, process, write_config
+from fakes.up import Running, is_gone, running_up
 
 FAKE = str(Path(sys.executable).with_name("poolgate-fake-engine"))
-READY_S = 40.0
-
-
-@dataclass
-class Running:
-    child: asyncio.subprocess.Process
-    log: Path
-    config: Path
-    state: Path
-
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    async def says(self, words: str, within_s: float = READY_S) -> str:
-        async def found() -> bool:
-            return words in self.text()
-
-        await eventually(found, f"up says {words!r}; it said:\n{self.text()[-2000:]}", within_s)
-        return self.text()
-
-    def family(self) -> list[psutil.Process]:
-        """Every process of this installation, whoever its parent is now."""
-        members = []
-        for found in psutil.process_iter():
-            try:
-                if str(self.config.parent) in " ".join(found.cmdline()) or str(
-                    self.config.parent
-                ) in found.environ().get("TMPDIR", ""):
-                    members.append(found)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return members
-
-    async def interrupt(self) -> int:
-        self.child.send_signal(signal.SIGINT)
-        return await asyncio.wait_for(self.child.wait(), 40)
-
-    async def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gateway", *arguments, "--config", str(self.config)]
-        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
 
 
 def fake_model(folder: Path) -> Path:
@@ -77,35 +34,25 @@ def fake_model(folder: Path) -> Path:
     return model
 
 
-@asynccontextmanager
-async def running_up(
-    folder: Path, *, vllm_args: dict[str, Any] | None = None, **sections: Any
-) -> AsyncIterator[Running]:
+def config_of(folder: Path, *, vllm_args: dict[str, Any] | None = None, **sections: Any) -> Path:
+    """Pools of fake engines; one pool `tiny` unless told otherwise."""
     model = str(fake_model(folder))
     args = {"fake_load_s": 0.2} | (vllm_args or {})
     sections.setdefault("pools", {"tiny": {"model": model, "max_model_len": 2048, "vllm_args": args}})
     for pool in sections["pools"].values():
         pool.setdefault("model", model)
-    config = write_config(
+    return write_config(
         folder,
         gateway={"port": free_port(), "drain_s": 3},
         redis={"url": "embedded", "timeout_s": 2.0},
         workers={"vllm": FAKE, "stop_s": 5},
         **{"routes": {"chat": {"targets": [{"pool": pool} for pool in sections["pools"]]}}} | sections,
     )
-    async with process(["up", "--config", str(config)], folder / "up.log") as (child, log):
-        running = Running(child, log, config, folder / ".poolgate")
-        yield running
-    await eventually(lambda: is_gone(running), "every process of the installation is gone", 20)
-
-
-async def is_gone(running: Running) -> bool:
-    return not running.family()
 
 
 async def test_ready_block_can_be_pasted_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    async with running_up(tmp_path) as up:
-        text = await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path)) as up:
+        text = up.text()
         curl = text[text.index("curl -sN") : text.index("  With the OpenAI SDK")]
         reply = await asyncio.to_thread(
             subprocess.run, ["bash", "-c", curl], capture_output=True, text=True, timeout=30
@@ -125,8 +72,7 @@ async def test_ready_block_can_be_pasted_and_ctrl_c_leaves_nothing(tmp_path: Pat
 
 
 async def test_status_and_keys_work_beside_a_running_up(tmp_path: Path) -> None:
-    async with running_up(tmp_path) as up:
-        await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path)) as up:
         status = await up.cli("status")
         assert status.returncode == 0, status.stderr
         assert re.search(r"^tiny +tiny/0@\S+ +ready ", status.stdout, re.MULTILINE)
@@ -159,8 +105,7 @@ async def test_status_and_keys_work_beside_a_running_up(tmp_path: Path) -> None:
 
 
 async def test_commands_say_what_to_do_when_nothing_runs(tmp_path: Path) -> None:
-    async with running_up(tmp_path) as up:
-        await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path)) as up:
         assert await up.interrupt() == 0
         for command in (["status"], ["keys", "list"]):
             done = await up.cli(*command)
@@ -171,8 +116,8 @@ async def test_commands_say_what_to_do_when_nothing_runs(tmp_path: Path) -> None
 async def test_first_key_is_the_same_at_the_second_start(tmp_path: Path) -> None:
     keys = []
     for _ in range(2):
-        async with running_up(tmp_path) as up:
-            text = await up.says("Stop: Ctrl-C")
+        async with running_up(config_of(tmp_path)) as up:
+            text = up.text()
             keys += re.findall(r"API key +(\S+)", text)
             assert await up.interrupt() == 0
     assert len(set(keys)) == 1
@@ -180,8 +125,7 @@ async def test_first_key_is_the_same_at_the_second_start(tmp_path: Path) -> None
 
 
 async def test_killed_worker_comes_back_and_up_says_so(tmp_path: Path) -> None:
-    async with running_up(tmp_path) as up:
-        await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path)) as up:
         before = json.loads((await up.cli("status", "--json")).stdout)["pools"]["tiny"][0]
         os.kill(before["pid"], signal.SIGKILL)
         await up.says("is backoff", 15)
@@ -195,8 +139,7 @@ async def test_killed_worker_comes_back_and_up_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["serve", "workers"])
 async def test_killed_part_is_started_again_and_calls_work(tmp_path: Path, part: str) -> None:
-    async with running_up(tmp_path) as up:
-        await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path)) as up:
         [victim] = [p for p in up.family() if p.cmdline()[1:4] == ["-m", "gateway", part]]
         victim.kill()
         await up.says("ended with signal SIGKILL")
@@ -216,22 +159,22 @@ async def calls(up: Running) -> bool:
 
 
 async def test_killed_up_takes_everything_along(tmp_path: Path) -> None:
-    async with running_up(tmp_path) as up:
-        await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path)) as up:
         up.child.kill()
         await eventually(lambda: is_gone(up), "nothing is left of a killed up", 30)
 
 
 async def test_worker_that_hangs_at_its_end_is_killed_within_the_deadline(tmp_path: Path) -> None:
-    async with running_up(tmp_path, vllm_args={"fake_ignore_sigterm": True, "fake_orphan_child": True}) as up:
-        await up.says("Stop: Ctrl-C")
+    async with running_up(
+        config_of(tmp_path, vllm_args={"fake_ignore_sigterm": True, "fake_orphan_child": True})
+    ) as up:
         assert await up.interrupt() == 0
         assert up.family() == []
 
 
 async def test_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
-    async with running_up(tmp_path, vllm_args={"fake_itl_ms": 100, "fake_tokens": 1000}) as up:
-        text = await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path, vllm_args={"fake_itl_ms": 100, "fake_tokens": 1000})) as up:
+        text = up.text()
         url, key = re.search(r"base URL +(\S+)", text), re.search(r"API key +(\S+)", text)
         assert url is not None and key is not None
         body = json.dumps({"model": "chat", "stream": True, "messages": [{"role": "user", "content": "x"}]})
@@ -251,8 +194,7 @@ async def test_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
 
 
 async def test_second_up_on_one_state_directory_is_refused(tmp_path: Path) -> None:
-    async with running_up(tmp_path) as up:
-        await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path)) as up:
         config = up.config.with_name("other.toml")
         config.write_text(re.sub(r'"port" = \d+', f'"port" = {free_port()}', up.config.read_text()))
         async with process(["up", "--config", str(config)], tmp_path / "second.log") as (second, log):
@@ -264,8 +206,8 @@ async def test_second_up_on_one_state_directory_is_refused(tmp_path: Path) -> No
 async def test_worker_that_cannot_start_is_named_with_its_cause_and_log(tmp_path: Path) -> None:
     bad = {"fake_exit_code_on_start": 1, "fake_log_line": "ValueError: the weights are made of cheese"}
     pools = {"good": {"vllm_args": {"fake_load_s": 0.1}}, "bad": {"vllm_args": bad}}
-    async with running_up(tmp_path, pools=pools) as up:
-        text = await up.says("Stop: Ctrl-C", 60)
+    async with running_up(config_of(tmp_path, pools=pools)) as up:
+        text = up.text()
         assert re.search(r"bad/0@\S+ (is )?(backoff|failed).*made of cheese", text)
         assert await calls(up)
         status = await up.cli("status")
@@ -273,8 +215,8 @@ async def test_worker_that_cannot_start_is_named_with_its_cause_and_log(tmp_path
 
 
 async def test_progress_shows_each_worker_with_its_elapsed_time(tmp_path: Path) -> None:
-    async with running_up(tmp_path, vllm_args={"fake_load_s": 7}) as up:
-        text = await up.says("Stop: Ctrl-C")
+    async with running_up(config_of(tmp_path, vllm_args={"fake_load_s": 7})) as up:
+        text = up.text()
         assert re.search(r"tiny/0@\S+ +starting +[5-9] s", text)
 
 

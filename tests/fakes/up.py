@@ -1,0 +1,80 @@
+"""A running `poolgate up`, with what tests want to know of it: what it says, its processes, its commands."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from fakes.engine import eventually
+from fakes.line import process
+
+READY_S = 40.0
+READY = "Stop: Ctrl-C"  # the end of the ready block
+
+
+@dataclass
+class Running:
+    child: asyncio.subprocess.Process
+    log: Path
+    config: Path
+    state: Path
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    async def says(self, words: str, within_s: float = READY_S) -> str:
+        async def found() -> bool:
+            return words in self.text()
+
+        await eventually(found, f"up says {words!r}; it said:\n{self.text()[-2000:]}", within_s)
+        return self.text()
+
+    def family(self) -> list[psutil.Process]:
+        """Every process of this installation, whoever its parent is now."""
+        members = []
+        for found in psutil.process_iter():
+            try:
+                if str(self.config.parent) in " ".join(found.cmdline()) or str(
+                    self.config.parent
+                ) in found.environ().get("TMPDIR", ""):
+                    members.append(found)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return members
+
+    def address(self) -> tuple[str, str]:
+        """Base URL and first key, from the ready block."""
+        url, key = (re.search(rf"{name} +(\S+)", self.text()) for name in ("base URL", "API key"))
+        assert url is not None and key is not None
+        return url[1], key[1]
+
+    async def interrupt(self) -> int:
+        self.child.send_signal(signal.SIGINT)
+        return await asyncio.wait_for(self.child.wait(), 40)
+
+    async def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gateway", *arguments, "--config", str(self.config)]
+        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+
+
+@asynccontextmanager
+async def running_up(config: Path, ready_s: float | None = READY_S) -> AsyncIterator[Running]:
+    """`poolgate up`; waits for the ready block unless `ready_s` is None; in the end nothing of it may be left."""
+    async with process(["up", "--config", str(config)], config.with_name("up.log")) as (child, log):
+        running = Running(child, log, config, config.parent / ".poolgate")
+        if ready_s is not None:
+            await running.says(READY, ready_s)
+        yield running
+    await eventually(lambda: is_gone(running), "every process of the installation is gone", 20)
+
+
+async def is_gone(running: Running) -> bool:
+    return not running.family()
