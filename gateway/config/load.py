@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from pydantic_settings.exceptions import SettingsError
 
 from gateway.config import rules
+from gateway.config.faults import lines_of
 from gateway.config.schema import Config
 from gateway.domain.errors import ConfigError
 
@@ -50,7 +52,7 @@ def load(path: Path) -> LoadedConfig:
     try:
         data = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError([f"{path}: is not TOML: {exc}"]) from exc
+        raise ConfigError([f"{path}: is not TOML: {exc}; correct it there"]) from exc
     return parse(data, path)
 
 
@@ -59,7 +61,9 @@ def parse(data: dict[str, Any], path: Path) -> LoadedConfig:
     try:
         config = _settings_type(data)()
     except ValidationError as exc:
-        raise ConfigError([_line(e["loc"], e["type"], e["msg"], e.get("ctx") or {}) for e in exc.errors()]) from exc
+        raise ConfigError(lines_of(exc)) from exc
+    except SettingsError as exc:
+        raise ConfigError([_environment_line(exc)]) from exc
     faults = rules.findings(config)
     if faults:
         raise ConfigError(faults)
@@ -102,33 +106,14 @@ class _Document(PydanticBaseSettingsSource):
         return self._data
 
 
-def _line(loc: Sequence[int | str], kind: str, message: str, context: dict[str, Any]) -> str:
-    """A pydantic error as `key.path: what is wrong; the way out`, without the value (it may be a secret)."""
-    path = key_path(loc)
-    if kind == "extra_forbidden":
-        return f"{path}: unknown key; remove it or check its spelling (docs/config.md lists all keys)"
-    if kind == "missing":
-        return f"{path}: is missing; add it"
-    if kind == "too_short" and loc in (("pools",), ("routes",)):
-        return f"{path}: is empty; define at least one [{path}.NAME]"
-    if kind == "string_pattern_mismatch":
-        return f"{path}: does not have the right form; it must match {context.get('pattern')}"
-    return f"{path}: {message.removeprefix('Value error, ')}"
-
-
-def key_path(loc: Sequence[int | str]) -> str:
-    """('pools', 'a', 'replicas', 0, 'gpus') → 'pools.a.replicas[0].gpus'."""
-    out = ""
-    for part in loc:
-        if isinstance(part, int):
-            out += f"[{part}]"
-        elif part == "[key]":
-            out += " (its name)"
-        elif part in ("str", "int", "float", "bool", "constrained-str"):
-            continue  # a branch of a union, not a key
-        else:
-            out += f".{part}" if out else str(part)
-    return out or "(top level)"
+def _environment_line(error: SettingsError) -> str:
+    """A variable that stands for a list or a table and is not JSON. pydantic tells the section, not the variable."""
+    found = re.search(r'field "(\w+)"', str(error))
+    section = found[1] if found else "(top level)"
+    return (
+        f"{section}: an environment variable POOLGATE_{section.upper()}… is not JSON, but its key takes a list or a "
+        'table; write it as ["a", "b"] or {"name": 1}'
+    )
 
 
 def read_key_env(name: str) -> str | None:

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=604_800)]  # a week: "for ever" is a mistake here
 TomlValue = str | int | float | bool | list[Any] | dict[str, Any]
 
 # flags that the supervisor sets itself; in vllm_args they would fight with it
@@ -69,7 +69,7 @@ class RedisSection(Section):
     def _known_scheme(cls, url: SecretStr) -> SecretStr:
         text = url.get_secret_value()
         if text != "embedded" and not text.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError('must be "embedded", redis://…, rediss://… or unix://…')
+            raise ValueError('is no Redis; give "embedded", redis://…, rediss://… or unix://…')
         return url
 
     @property
@@ -111,8 +111,8 @@ class KeySection(Section):
     def _one_source(self) -> KeySection:
         if (self.key_env is None) == (self.sha256 is None):
             raise ValueError(
-                "give exactly one of key_env (name of an environment variable) and sha256 (64 hex digits); "
-                "a key in clear is refused"
+                "needs exactly one of key_env and sha256 (a key in clear is refused); give the name of an environment "
+                "variable, or 64 hex digits"
             )
         return self
 
@@ -153,7 +153,7 @@ class PoolSection(Section):
     def _plain_http(cls, urls: list[str] | None) -> list[str] | None:
         for url in urls or []:
             if not url.startswith("http://") or len(url) < 8:
-                raise ValueError("each url must look like http://host:port; TLS upstreams are not supported")
+                raise ValueError("is not http://host:port (TLS is not supported); write each url like that")
         return urls
 
     @field_validator("vllm_args")
@@ -166,17 +166,22 @@ class PoolSection(Section):
             if plain in RESERVED_VLLM_ARGS:
                 raise ValueError(f'"{name}" is set by Poolgate itself; remove it')
             if plain in own:
-                raise ValueError(f'"{name}" has a key of its own: write it as {plain} = … in the pool')
+                raise ValueError(f'"{name}" has a key of its own; write it as {plain} = … in the pool')
         return args
 
     @model_validator(mode="after")
     def _one_kind(self) -> PoolSection:
         if (self.model is None) == (self.urls is None):
-            raise ValueError("give exactly one of model (workers of this host) and urls (servers that others run)")
+            raise ValueError(
+                "needs exactly one of model and urls; give model for workers of this host, or urls of servers that "
+                "others run"
+            )
         if self.urls is not None:
             worker_keys = self.model_fields_set - {"urls", "served_name", "max_model_len", "scheduling_policy"}
             if worker_keys:
-                raise ValueError(f"{', '.join(sorted(worker_keys))}: only for pools with model, not with urls")
+                raise ValueError(
+                    f"{', '.join(sorted(worker_keys))} is only for pools with model; remove it, or give model, not urls"
+                )
             if not self.urls:
                 raise ValueError("urls is empty; list at least one")
         elif not self.replicas:
@@ -230,7 +235,7 @@ class Config(BaseSettings):
 
     gateway: GatewaySection = GatewaySection()
     redis: RedisSection = RedisSection()
-    classes: dict[Name, ClassSection] = {"default": ClassSection()}
+    classes: dict[Name, ClassSection] = Field({"default": ClassSection()}, min_length=1)
     users: dict[Name, UserSection] = {}
     keys: dict[Name, KeySection] = {}
     workers: WorkersSection = WorkersSection()
