@@ -99,7 +99,7 @@ class Dispatcher:
 
         ticket = await self._admit(request, route, fit, caller)
         record.admit_s = time.monotonic() - record.began_s
-        progress = Progress()
+        progress = Progress(fit.prompt_tokens)
         outcome = Outcome(Ending.FAILED, 500, None)
         try:
             candidates = choose(order, self._fleet.snapshot(), fit.pools, self._rng)
@@ -110,10 +110,12 @@ class Dispatcher:
                     request, reply, caller, progress, lambda ended: self._settler.begin(ticket, ended), fit.was_clamped
                 )
         except GatewayError as exc:
-            outcome = Outcome(ending_of(exc), 0, cut_off(progress, fit), exc.code)
+            usage = cut_off(progress) if progress.first_byte_at is not None else None  # an error reply costs nothing
+            outcome = Outcome(ending_of(exc), 0, usage, exc.code)
             raise
         except asyncio.CancelledError:
-            outcome = Outcome(Ending.CLIENT_GONE, 499, cut_off(progress, fit))
+            usage = cut_off(progress) if record.attempts else None  # once asked, an engine may have read the prompt
+            outcome = Outcome(Ending.CLIENT_GONE, 499, usage)
             raise
         finally:
             self._settler.begin(ticket, outcome)
@@ -158,11 +160,9 @@ def with_usage(options: msgspec.Raw | None) -> dict[str, Any]:
     return {**(given or {}), "include_usage": True}
 
 
-def cut_off(progress: Progress, fit: Fit) -> Usage | None:
-    """What an unfinished request costs: nothing before the engine took it, then its prompt and the events relayed."""
-    if progress.usage is not None:
-        return progress.usage
-    return Usage(fit.prompt_tokens, progress.events) if progress.was_accepted else None
+def cut_off(progress: Progress) -> Usage:
+    """What an unfinished answer costs: what the engine told, or its prompt and the events relayed."""
+    return progress.usage or Usage(progress.prompt_tokens, progress.events)
 
 
 def ending_of(error: GatewayError) -> Ending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from gateway.domain.request import InferenceRequest
 from gateway.upstream.attempt import Sent
 from gateway.upstream.engine_error import normalise
 from gateway.upstream.relay import StreamTap, usage_of
+from gateway.upstream.transport import UpstreamReply
 
 MAX_PLAIN_BYTES = 64 << 20  # a whole reply is held in memory, so that a broken one is never sent as a success
 MAX_ERROR_BYTES = 1 << 20
-ABORTED = b'"finish_reason":"abort"'
+ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')  # quotes inside a text are escaped, so no text looks like this
 
 
 class Downstream(Protocol):
@@ -40,10 +42,10 @@ class Downstream(Protocol):
 class Progress:
     """How far a reply came; read when it is cut off."""
 
-    was_accepted: bool = False  # the engine took the request
+    prompt_tokens: int  # counted or estimated beforehand; holds where the engine does not tell
     events: int = 0
     usage: Usage | None = None
-    first_byte_at: float | None = None  # monotonic
+    first_byte_at: float | None = None  # monotonic; None: the caller has got nothing yet
 
 
 Settle = Callable[[Outcome], "asyncio.Task[None]"]
@@ -63,7 +65,6 @@ class Forwarder:
         the reply, so that its next call finds the slot free. Raises UpstreamError."""
         if sent.reply.status != 200:
             return await self._refusal(sent, downstream)
-        progress.was_accepted = True
         headers = [(b"x-poolgate-pool", sent.replica.pool.encode())]
         if was_clamped:
             headers.append((b"x-poolgate-clamped", request.output_field.encode()))
@@ -80,11 +81,11 @@ class Forwarder:
         headers: list[tuple[bytes, bytes]],
     ) -> Outcome:
         body = await sent.reply.read_all(MAX_PLAIN_BYTES)
-        progress.first_byte_at = time.monotonic()
-        if ABORTED in body:
+        if ABORTED.search(body) is not None:
             raise UpstreamError("The engine gave up this request before it was finished.")
-        progress.usage = usage_of(body)
-        outcome = Outcome(Ending.COMPLETED, 200, progress.usage or Usage(0, 0))
+        progress.first_byte_at = time.monotonic()
+        progress.usage = usage_of(body) or Usage(progress.prompt_tokens, 0)
+        outcome = Outcome(Ending.COMPLETED, 200, progress.usage)
         await asyncio.shield(settle(outcome))
         await downstream.start(
             200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
@@ -104,40 +105,39 @@ class Forwarder:
         tap = StreamTap(drop_usage_event=not request.wants_usage)
         reply = sent.reply
         outcome: Outcome | None = None
-        has_started = False
-        while data := await reply.read():
-            out = tap.feed(data)
+        is_open = True
+        while is_open:
+            try:
+                data = await reply.read()
+            except UpstreamError:
+                if outcome is None:
+                    raise
+                data = b""  # the caller has the end mark: nothing that matters can be missing
+            is_open = bool(data)
+            out = tap.feed(data) if is_open else tap.finish()
             progress.events, progress.usage = tap.events, tap.usage
-            if tap.error is not None and not has_started:
+            if progress.first_byte_at is None and (tap.error is not None or tap.finish_abort):
                 # nothing was sent yet, so the failure can still have a status of its own
-                raise UpstreamError(f"The engine failed: {tap.error}")
+                raise UpstreamError(f"The engine failed: {tap.error or 'it gave up this request'}")
             if tap.saw_done and outcome is None:
                 outcome = ended(tap, progress)
                 await asyncio.shield(settle(outcome))
+            if not is_open and outcome is None:
+                # half an event may be left: it is not passed on, it would spoil the error event that now comes
+                raise UpstreamBroken("The engine ended the stream before it was finished.", response_began=True)
             if not out:
                 continue
-            if not has_started:
-                has_started = True
+            if progress.first_byte_at is None:
                 progress.first_byte_at = time.monotonic()
                 await downstream.start(200, [*STREAM_HEADERS, *headers])
             await downstream.write(out)
-        rest = tap.finish()
-        if outcome is None:
-            if not has_started and not rest:
-                raise UpstreamBroken("The engine ended its reply before the first event.")
-            if rest and not has_started:
-                await downstream.start(200, [*STREAM_HEADERS, *headers])
-            if rest:
-                await downstream.write(rest)
-            raise UpstreamBroken("The engine ended the stream before it was finished.")
-        if rest:
-            await downstream.write(rest)
+        assert outcome is not None
         await downstream.finish()
         return outcome
 
     async def _refusal(self, sent: Sent, downstream: Downstream) -> Outcome:
         reply = sent.reply
-        body = await reply.read_all(MAX_ERROR_BYTES)
+        body = await beginning_of(reply, MAX_ERROR_BYTES)
         message, kind, param, code = normalise(reply.status, body)
         if reply.status in PASSED_ON:
             await downstream.refuse(reply.status, message, kind, param, code, None)
@@ -158,8 +158,18 @@ PASSED_ON = frozenset({400, 404, 405, 409, 413, 415, 422, 501})
 BUSY_RETRY_S = 2
 
 
+async def beginning_of(reply: UpstreamReply, limit_bytes: int) -> bytes:
+    """The body, or its first `limit_bytes`: engines have put the whole request into each of a thousand findings."""
+    parts: list[bytes] = []
+    size = 0
+    while size < limit_bytes and (data := await reply.read()):
+        parts.append(data)
+        size += len(data)
+    return b"".join(parts)[:limit_bytes]
+
+
 def ended(tap: StreamTap, progress: Progress) -> Outcome:
-    usage = progress.usage or Usage(0, progress.events)
+    usage = progress.usage or Usage(progress.prompt_tokens, progress.events)
     if tap.error is not None or tap.finish_abort:
         return Outcome(Ending.UPSTREAM_ERROR, 200, usage, "engine_failed")
     return Outcome(Ending.COMPLETED, 200, usage)

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,7 +63,12 @@ def a_config(**sections: Any) -> LoadedConfig:
         "pools": {"a": {"urls": ["http://a"]}},
         "routes": {"chat": {"targets": [{"pool": "a"}]}},
     }
-    return parse(data | sections, Path("/etc/poolgate/config.toml"))
+    return _parsed(json.dumps(data | sections))
+
+
+@lru_cache(maxsize=64)  # reading a config takes longer than most tests that need one
+def _parsed(document: str) -> LoadedConfig:
+    return parse(json.loads(document), Path("/etc/poolgate/config.toml"))
 
 
 # --- the engine ---------------------------------------------------------------------------------------------

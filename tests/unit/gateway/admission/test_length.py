@@ -257,6 +257,6 @@ async def test_no_pool_is_named_whose_window_the_exact_count_and_the_output_pass
         window = windows[pool]
         assert window is None or tokens + output <= window
         written = made.output_for(window)
-        assert written is None or cap is not None and 1 <= written <= cap
+        assert written is None or (cap is not None and 1 <= written <= cap)
         assert window is None or written is None or written < window or window == 1
     assert made.reserve_tokens >= made.prompt_tokens + n * output

@@ -1,0 +1,330 @@
+"""Forwarder over scripted replies: what the caller gets, what is settled and when, in every way a reply can end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from fakes.story import (
+    DONE,
+    FakeCaller,
+    FakeReply,
+    Silence,
+    a_request,
+    event,
+    plain_answer,
+    replica,
+    usage_event,
+)
+
+from gateway.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from gateway.domain.outcome import Ending, Outcome, Usage
+from gateway.domain.request import InferenceRequest
+from gateway.upstream.attempt import Sent
+from gateway.upstream.forward import Forwarder, Progress
+
+ABORT_EVENT = event("", "abort")
+ERROR_EVENT = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\n'
+
+
+class Exchange:
+    """One reply on its way to one caller."""
+
+    def __init__(self, *parts: bytes | Exception | Silence, status: int = 200, **fields: Any) -> None:
+        self.reply = FakeReply(*parts, status=status)
+        self.request: InferenceRequest = a_request(**fields)
+        self.caller = FakeCaller()
+        self.progress = Progress(prompt_tokens=30)
+        self.log = self.caller.log
+
+    async def run(self, *, was_clamped: bool = False) -> Outcome:
+        sent = Sent(self.reply, replica("a/0@h"))
+        return await Forwarder().forward(self.request, sent, self.caller, self.progress, self._settle, was_clamped)
+
+    def _settle(self, outcome: Outcome) -> asyncio.Task[None]:
+        async def settling() -> None:
+            self.log.append(f"settled {outcome.ending} {outcome.usage}")
+
+        return asyncio.ensure_future(settling())
+
+
+def stream(*parts: bytes | Exception | Silence, **fields: Any) -> Exchange:
+    return Exchange(*parts, stream=True, **fields)
+
+
+TWO = (event("Hel"), event("lo", "stop"))
+SETTLED = "settled completed Usage(prompt_tokens=7, completion_tokens=2)"
+
+
+# --- plain --------------------------------------------------------------------------------------------------
+
+
+async def test_a_plain_answer_goes_through_byte_for_byte_after_it_was_settled() -> None:
+    body = plain_answer(7, 2)
+    made = Exchange(body[:20], body[20:])
+    outcome = await made.run()
+    assert outcome == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.caller.body == body
+    assert made.caller.status == 200
+    assert made.caller.headers == {
+        b"content-type": b"application/json",
+        b"content-length": b"%d" % len(body),
+        b"x-poolgate-pool": b"a",
+    }
+    assert made.log == [SETTLED, "caller sees the end"]
+
+
+async def test_a_clamped_request_is_told_which_field_was_cut() -> None:
+    for made in (Exchange(plain_answer(), max_completion_tokens=9), stream(*TWO, DONE, max_completion_tokens=9)):
+        await made.run(was_clamped=True)
+        assert made.caller.headers[b"x-poolgate-clamped"] == b"max_completion_tokens"
+
+
+@pytest.mark.parametrize(
+    "body", [plain_answer(finish="abort"), json.dumps(json.loads(plain_answer(finish="abort"))).encode()]
+)
+async def test_a_plain_answer_that_the_engine_aborted_is_no_success(body: bytes) -> None:
+    made = Exchange(body)
+    with pytest.raises(UpstreamError, match="gave up"):
+        await made.run()
+    assert not made.caller.status and not made.log
+
+
+async def test_a_text_about_aborting_is_an_answer_like_any_other() -> None:
+    answer = json.loads(plain_answer())
+    answer["choices"][0]["message"]["content"] = '"finish_reason":"abort"'
+    made = Exchange(json.dumps(answer, separators=(",", ":")).encode())
+    assert (await made.run()).ending is Ending.COMPLETED
+
+
+async def test_a_broken_plain_answer_is_never_sent_as_a_success() -> None:
+    made = Exchange(plain_answer()[:30], UpstreamBroken("reset", response_began=True))
+    with pytest.raises(UpstreamBroken):
+        await made.run()
+    assert not made.caller.status
+
+
+async def test_an_answer_without_usage_costs_its_prompt() -> None:
+    assert (await Exchange(b'{"choices":[]}').run()).usage == Usage(30, 0)
+
+
+# --- streams ------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_goes_through_read_by_read_with_the_headers_that_keep_proxies_from_holding_it() -> None:
+    made = stream(*TWO, DONE)
+    await made.run()
+    assert made.caller.writes == [*TWO, DONE]
+    assert made.caller.is_finished
+    assert made.caller.headers == {
+        b"content-type": b"text/event-stream; charset=utf-8",
+        b"cache-control": b"no-cache",
+        b"x-accel-buffering": b"no",
+        b"x-poolgate-pool": b"a",
+    }
+
+
+async def test_the_slot_is_given_back_before_the_caller_can_see_the_end() -> None:
+    made = stream(*TWO, usage_event(7, 2), DONE)
+    assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.log[:2] == [SETTLED, "caller sees the end"]
+    assert sum(line.startswith("settled") for line in made.log) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False, None])
+async def test_the_usage_event_reaches_only_a_caller_who_asked_for_it(asked: bool | None) -> None:
+    made = stream(*TWO, usage_event(7, 2), DONE, stream_options=None if asked is None else {"include_usage": asked})
+    outcome = await made.run()
+    assert outcome.usage == Usage(7, 2)
+    assert made.caller.body == b"".join((*TWO, *([usage_event(7, 2)] if asked else []), DONE))
+
+
+async def test_everything_in_one_read_is_the_same_stream() -> None:
+    made = stream(b"".join((*TWO, usage_event(7, 2), DONE)))
+    assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.caller.body == b"".join((*TWO, DONE))
+
+
+async def test_a_stream_without_usage_costs_its_prompt_and_its_events() -> None:
+    assert (await stream(*TWO, DONE).run()).usage == Usage(30, 2)
+
+
+async def test_progress_tells_what_was_relayed_at_any_moment() -> None:
+    silence = Silence()
+    made = stream(*TWO, usage_event(7, 2), silence)
+    task = asyncio.create_task(made.run())
+    await silence.reached.wait()
+    assert (made.progress.events, made.progress.usage) == (2, Usage(7, 2))
+    assert made.progress.first_byte_at is not None
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# --- streams that fail before the first byte ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [ERROR_EVENT, DONE],
+        [ERROR_EVENT + DONE],
+        [event("Hi") + ERROR_EVENT],
+        [ABORT_EVENT, DONE],
+        [event("") + ABORT_EVENT + DONE],
+    ],
+    ids=["error", "error in one read", "error behind text", "abort", "abort behind the role"],
+)
+async def test_a_failure_in_the_first_read_still_gets_a_status_of_its_own(reads: list[bytes]) -> None:
+    made = stream(*reads)
+    with pytest.raises(UpstreamError):
+        await made.run()
+    assert not made.caller.status and not made.log
+    assert made.progress.first_byte_at is None
+
+
+@pytest.mark.parametrize(
+    "reads", [[], [b"data: {"], [b": ping\n\n"[:3]]], ids=["nothing", "half an event", "half a comment"]
+)
+async def test_a_stream_that_ends_before_its_first_event_is_no_success(reads: list[bytes]) -> None:
+    made = stream(*reads)
+    with pytest.raises(UpstreamBroken):
+        await made.run()
+    assert not made.caller.status
+
+
+async def test_a_reset_before_the_first_byte_is_raised_as_it_is() -> None:
+    made = stream(UpstreamTimeout("silent", deadline="first byte"))
+    with pytest.raises(UpstreamTimeout):
+        await made.run()
+    assert not made.caller.status
+
+
+# --- streams that fail after it -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [UpstreamBroken("reset"), UpstreamTimeout("silent", deadline="gap")])
+async def test_a_failure_after_the_first_byte_is_raised_with_the_stream_left_open_for_an_error_event(
+    failure: Exception,
+) -> None:
+    made = stream(*TWO, failure)
+    with pytest.raises(type(failure)):
+        await made.run()
+    assert made.caller.status == 200 and not made.caller.is_finished
+    assert made.caller.body == b"".join(TWO)
+    assert not made.log
+    assert (made.progress.events, made.progress.usage) == (2, None)
+
+
+async def test_a_clean_end_without_the_end_mark_is_no_good_end() -> None:
+    made = stream(event("Hel"), event("lo"))
+    with pytest.raises(UpstreamBroken):
+        await made.run()
+    assert b"[DONE]" not in made.caller.body and not made.caller.is_finished
+    assert not made.log
+
+
+async def test_half_an_event_at_the_end_is_not_passed_on_in_front_of_the_error() -> None:
+    made = stream(event("Hel"), event("lo")[:15])
+    with pytest.raises(UpstreamBroken):
+        await made.run()
+    assert made.caller.body == event("Hel")
+
+
+async def test_an_end_mark_that_lacks_only_its_empty_line_is_an_end_mark() -> None:
+    made = stream(*TWO, usage_event(7, 2), DONE.rstrip())
+    assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.caller.body == b"".join((*TWO, DONE.rstrip()))
+    assert made.log[0] == SETTLED
+
+
+async def test_a_reset_behind_the_end_mark_takes_nothing_away() -> None:
+    made = stream(*TWO, usage_event(7, 2), DONE, UpstreamBroken("reset", response_began=True))
+    assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.caller.is_finished
+
+
+@pytest.mark.parametrize("failing", [ERROR_EVENT, ABORT_EVENT], ids=["error", "abort"])
+async def test_an_engines_own_failure_event_is_passed_on_and_counts_as_its_failure(failing: bytes) -> None:
+    made = stream(event("Hel"), failing, DONE)
+    outcome = await made.run()
+    assert (outcome.ending, outcome.error_code, outcome.status) == (Ending.UPSTREAM_ERROR, "engine_failed", 200)
+    assert made.caller.body == event("Hel") + failing + DONE
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+def error_body(status: int, message: str = "no") -> bytes:
+    return json.dumps({"error": {"message": message, "type": "BadRequestError", "param": "x", "code": status}}).encode()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("status", [400, 404, 413, 422, 501])
+async def test_a_refusal_of_the_request_itself_is_passed_on_and_costs_nothing(status: int, is_stream: bool) -> None:
+    made = Exchange(error_body(status), status=status, stream=is_stream)
+    assert await made.run() == Outcome(Ending.ENGINE_REFUSED, status, None, str(status))
+    assert made.caller.refusal == (status, "no", "BadRequestError", "x", status, None)
+    assert not made.log
+
+
+@pytest.mark.parametrize("message", ["context too long", "maximum context length is 5", "", "überlang"])
+async def test_a_refusal_is_known_by_its_status_whatever_its_words(message: str) -> None:
+    assert (await Exchange(error_body(400, message), status=400).run()).ending is Ending.ENGINE_REFUSED
+
+
+async def test_a_400_of_a_hundred_megabytes_is_a_400_of_some_kilobytes() -> None:
+    part = b"x" * 1_000_000
+    made = Exchange(b'{"error":{"message":"', *[part] * 114, b'"}}', status=400)
+    assert (await made.run()).ending is Ending.ENGINE_REFUSED
+    assert made.caller.refusal is not None
+    status, message, *_ = made.caller.refusal
+    assert status == 400 and len(message) < 5000
+    assert made.reply.bytes_read < 3_000_000, "the rest is not even read"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_full_engine_is_a_503_that_says_when_to_come_back(status: int) -> None:
+    made = Exchange(error_body(status), status=status)
+    assert await made.run() == Outcome(Ending.UPSTREAM_ERROR, 503, None, "engine_busy")
+    assert made.caller.refusal is not None
+    assert made.caller.refusal[0] == 503 and made.caller.refusal[5] >= 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 502, 302, 204])
+async def test_any_other_status_is_the_engines_failure(status: int) -> None:
+    made = Exchange(error_body(status, "why"), status=status)
+    with pytest.raises(UpstreamError, match=f"{status}.*why"):
+        await made.run()
+    assert not made.caller.status and not made.log
+
+
+# --- what a cut-off exchange leaves behind ------------------------------------------------------------------
+
+
+async def test_a_caller_who_leaves_while_the_ticket_is_settled_does_not_stop_that() -> None:
+    settling, go_on = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    async def slowly() -> None:
+        settling.set()
+        await go_on.wait()
+        ended.append("settled")
+
+    tasks: list[asyncio.Task[None]] = []
+
+    def settle(_: Outcome) -> asyncio.Task[None]:
+        tasks.append(asyncio.ensure_future(slowly()))
+        return tasks[-1]
+
+    sent = Sent(FakeReply(plain_answer()), replica())
+    task = asyncio.create_task(Forwarder().forward(a_request(), sent, FakeCaller(), Progress(1), settle, False))
+    await settling.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    await asyncio.gather(*tasks)
+    assert ended == ["settled"]
