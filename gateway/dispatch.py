@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.record import AccessRecord
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest, RateState
-from gateway.domain.route import Route
+from gateway.domain.route import PoolOrder, Route
 from gateway.fleet.registry import Registry
 from gateway.fleet.snapshot import Snapshot
 from gateway.routing.choose import by_load, choose, not_ready
@@ -78,6 +79,7 @@ class Dispatcher:
         rng: Random,
     ) -> None:
         self._classes = config.classes
+        self._pools = config.pools
         self.routes = routes
         self._gate = gate
         self._fleet = fleet
@@ -95,7 +97,12 @@ class Dispatcher:
         windows = {pool: snapshot.window(pool) for pool in order.pools() if snapshot.ready(pool)}
         if not windows:
             raise not_ready(order, snapshot)
-        fit = await length.fit(request, route, windows, lambda: self._count(request, snapshot, windows))
+        try:
+            fit = await length.fit(request, route, windows, lambda: self._count(request, snapshot, windows))
+        except ContextTooLong as exc:
+            if self._may_a_larger_pool_come(order, windows):
+                raise not_ready(order, snapshot) from exc
+            raise
 
         ticket = await self._admit(request, route, fit, caller)
         record.admit_s = time.monotonic() - record.began_s
@@ -120,6 +127,12 @@ class Dispatcher:
         finally:
             self._settler.begin(ticket, outcome)
             note(record, outcome, progress)
+
+    def _may_a_larger_pool_come(self, order: PoolOrder, windows: Mapping[str, int | None]) -> bool:
+        """Could a pool that is not ready hold more than those that are (`windows`)? One that does not say, could."""
+        largest = max(window or 0 for window in windows.values())
+        absent = [self._pools[pool].max_model_len for pool in order.pools() if pool not in windows]
+        return any(window is None or window > largest for window in absent)
 
     async def _admit(self, request: InferenceRequest, route: Route, fit: Fit, caller: Caller) -> Ticket:
         try:

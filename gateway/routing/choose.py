@@ -52,7 +52,7 @@ def not_ready(order: PoolOrder, snapshot: Snapshot) -> NoReplica:
         r.state in (ReplicaState.STARTING, ReplicaState.WARMING) for p in order.pools() for r in snapshot.replicas(p)
     )
     return NoReplica(
-        f"No replica of this model is ready: {', '.join(states)}. Try again later.",
+        f"No replica of this model can take this request now: {', '.join(states)}. Try again later.",
         param="model",
         retry_after_s=LOADING_RETRY_S if loading else RESTART_RETRY_S,
     )
