@@ -20,7 +20,7 @@ from gateway.admission import length
 from gateway.admission.gate import Gate, Ticket
 from gateway.admission.length import Fit
 from gateway.config.schema import Config
-from gateway.domain.errors import ContextTooLong, GatewayError, LimitExceeded
+from gateway.domain.errors import ClientGone, ContextTooLong, GatewayError, InternalError, LimitExceeded, UpstreamError
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.record import AccessRecord
 from gateway.domain.replica import ReplicaRecord
@@ -179,9 +179,16 @@ def cut_off(progress: Progress) -> Usage:
 
 
 def ending_of(error: GatewayError) -> Ending:
-    if isinstance(error, ContextTooLong | LimitExceeded):
-        return Ending.REFUSED
-    return Ending.UPSTREAM_ERROR
+    """How a request ended that was answered with `error`, wherever on its way that was."""
+    match error:
+        case ClientGone():
+            return Ending.CLIENT_GONE
+        case UpstreamError():
+            return Ending.UPSTREAM_ERROR
+        case InternalError():
+            return Ending.FAILED
+        case _:
+            return Ending.REFUSED
 
 
 def note(record: AccessRecord, outcome: Outcome, progress: Progress) -> None:

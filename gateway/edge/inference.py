@@ -14,17 +14,8 @@ from litestar.handlers import ASGIRouteHandler, asgi
 from litestar.types import Receive, Scope, Send
 from opentelemetry.trace import Span
 
-from gateway.domain.errors import (
-    BodyTooLarge,
-    ClientGone,
-    GatewayError,
-    InternalError,
-    NotAllowed,
-    ShuttingDown,
-    Source,
-    UnknownModel,
-    WrongMethod,
-)
+from gateway.dispatch import ending_of
+from gateway.domain.errors import ClientGone, GatewayError, InternalError, ShuttingDown, WrongMethod
 from gateway.domain.outcome import Ending
 from gateway.domain.record import AccessRecord
 from gateway.domain.request import Endpoint
@@ -112,7 +103,7 @@ async def fail(exchange: Exchange, record: AccessRecord, error: GatewayError) ->
     """Answers with `error`: as a whole reply, or as the last event of a stream that has begun."""
     record.error_code = record.error_code or error.code
     record.status = status_of(error)
-    record.ending = record.ending or (Ending.REFUSED if is_refusal(error) else Ending.FAILED).value
+    record.ending = record.ending or ending_of(error).value
     if isinstance(error, ClientGone) or exchange.is_gone:
         return
     if exchange.has_started:
@@ -120,7 +111,3 @@ async def fail(exchange: Exchange, record: AccessRecord, error: GatewayError) ->
         await exchange.finish()
     else:
         await respond_error(exchange, error)
-
-
-def is_refusal(error: GatewayError) -> bool:
-    return error.source is Source.CLIENT or isinstance(error, NotAllowed | UnknownModel | BodyTooLarge)
