@@ -64,6 +64,20 @@ class Settler:
             await asyncio.wait(self.tasks, timeout=timeout_s)
 
 
+@dataclass(slots=True)
+class Settlement:
+    """One ticket's. The first outcome counts; the story may well go on after that, and end otherwise."""
+
+    settler: Settler
+    ticket: Ticket
+    task: asyncio.Task[None] | None = None
+
+    def begin(self, outcome: Outcome) -> asyncio.Task[None]:
+        if self.task is None:
+            self.task = self.settler.begin(self.ticket, outcome)
+        return self.task
+
+
 class Dispatcher:
     """One per runtime; holds no state of a request."""
 
@@ -107,14 +121,15 @@ class Dispatcher:
         ticket = await self._admit(request, route, fit, caller)
         record.admit_s = time.monotonic() - record.began_s
         progress = Progress(fit.prompt_tokens)
+        settlement = Settlement(self._settler, ticket)
         outcome = Outcome(Ending.FAILED, 500, None)
         try:
             candidates = choose(order, self._fleet.snapshot(), fit.pools, self._rng)
             async with self._attempts.send(
                 request, candidates, lambda r: self._body(request, route, fit, r), record
-            ) as reply:
+            ) as sent:
                 outcome = await self._forwarder.forward(
-                    request, reply, caller, progress, lambda ended: self._settler.begin(ticket, ended), fit.was_clamped
+                    request, sent, caller, progress, settlement.begin, fit.was_clamped
                 )
         except GatewayError as exc:
             usage = cut_off(progress) if progress.first_byte_at is not None else None  # an error reply costs nothing
@@ -125,7 +140,7 @@ class Dispatcher:
             outcome = Outcome(Ending.CLIENT_GONE, 499, usage)
             raise
         finally:
-            self._settler.begin(ticket, outcome)
+            settlement.begin(outcome)
             note(record, outcome, progress)
 
     def _may_a_larger_pool_come(self, order: PoolOrder, windows: Mapping[str, int | None]) -> bool:
