@@ -175,17 +175,11 @@ class Dispatcher:
             if fit.was_clamped and "max_tokens" in fields:
                 fields["max_tokens"] = output  # both names may have come, with the same value
         if request.stream:
-            options = fields.get("stream_options")
-            fields["stream_options"] = with_usage(options)
+            # the client's own options with include_usage on: we always need the count
+            fields["stream_options"] = {**fields.get("stream_options", {}), "include_usage": True}
         if replica.has_priority:
             fields["priority"] = self._classes[request.class_name].priority
         return msgspec.json.encode(fields)
-
-
-def with_usage(options: msgspec.Raw | None) -> dict[str, Any]:
-    """The client's stream_options with include_usage on: we always need the count."""
-    given = msgspec.json.decode(options) if options is not None else None
-    return {**(given or {}), "include_usage": True}
 
 
 def cut_off(progress: Progress) -> Usage:

@@ -36,25 +36,16 @@ _any = msgspec.json.Decoder()
 NULL = b"null"
 
 
-class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-_stream_options = msgspec.json.Decoder(StreamOptions | None)
-
-
 def decode(body: bytes, endpoint: Endpoint, principal: Principal, class_name: str, request_id: str) -> InferenceRequest:
     """Raises BadRequest; costs a few µs for an ordinary body, and time in proportion to the bytes for a large one."""
-    fields = split(body)
+    fields: dict[str, Any] = split(body)
     for name in DENIED_FIELDS & fields.keys():
         raise BadRequest(f"'{name}' cannot be set through this gateway; remove it.", param=name)
     model = _owned(fields, "model", _string, "a string")
     if not model:
         raise BadRequest("'model' is missing: name one of the models that GET /v1/models lists.", param="model")
     stream = bool(_owned(fields, "stream", _bool, "true or false"))
-    options = _owned(fields, "stream_options", _stream_options, "an object whose include_usage is true or false")
-    if options is not None and not stream:
-        raise BadRequest("'stream_options' goes only with 'stream': true.", param="stream_options")
+    wants_usage = take_stream_options(fields, stream)
     if endpoint is Endpoint.CHAT:
         is_countable, prompts = not check_messages(fields.get("messages")), 1
     else:
@@ -68,7 +59,7 @@ def decode(body: bytes, endpoint: Endpoint, principal: Principal, class_name: st
         class_name=class_name,
         model=model,
         stream=stream,
-        wants_usage=bool(options and options.include_usage),
+        wants_usage=wants_usage,
         max_output_tokens=max_output,
         output_field=output_field,
         n=n * prompts,
@@ -92,6 +83,24 @@ def split(body: bytes) -> dict[str, msgspec.Raw]:
         raise BadRequest("The body must be a JSON object.") from exc
     except msgspec.DecodeError as exc:
         raise BadRequest(f"The body is not valid JSON: {exc}.") from exc
+
+
+def take_stream_options(fields: dict[str, Any], stream: bool) -> bool:
+    """Whether the client asks for the usage event. Leaves `stream_options` split in `fields`, or none for null."""
+    options = _owned(fields, "stream_options", _split, "an object")
+    if options is None:
+        fields.pop("stream_options", None)
+        return False
+    if not stream:
+        raise BadRequest("'stream_options' goes only with 'stream': true.", param="stream_options")
+    try:
+        wants_usage = bool(_owned(options, "include_usage", _bool, "true or false"))
+    except BadRequest as exc:
+        raise BadRequest(f"stream_options: {exc.message}", param="stream_options") from exc
+    if not wants_usage:
+        options.pop("continuous_usage_stats", None)  # has no meaning alone; it must not gain one when we ask for usage
+    fields["stream_options"] = options
+    return wants_usage
 
 
 def output_tokens(fields: dict[str, msgspec.Raw], endpoint: Endpoint) -> tuple[str, int | None]:
