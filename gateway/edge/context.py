@@ -18,6 +18,7 @@ from gateway.domain.request import NO_RATE, RateState
 from gateway.edge.respond import envelope, rate_headers, refusal_headers
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -41,6 +42,7 @@ class Exchange:
         self.is_gone = False
         self.is_ended = False  # by us: the drain time is over
         self.writing_since: float | None = None  # loop time; read by the write-deadline sweep
+        self._is_between_events = True
         self._receive = receive
         self._send = send
         self._task = asyncio.current_task()
@@ -124,12 +126,17 @@ class Exchange:
         )
 
     async def write(self, data: bytes) -> None:
+        self._is_between_events = data.endswith(EVENT_ENDS)
         await self._write({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
         # the server answers our pending receive() with "disconnect" once the reply is whole: that is no hang-up
         self.unwatch()
         await self._write({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def end_with(self, event: bytes) -> None:
+        """The last event of a stream that failed, on lines of its own even if the stream broke off within an event."""
+        await self.finish(event if self._is_between_events else b"\n\n" + event)
 
     async def refuse(
         self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None

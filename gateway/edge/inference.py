@@ -58,7 +58,7 @@ async def handle(runtime: Runtime, endpoint: Endpoint, exchange: Exchange) -> No
         await fail(exchange, record, error)
     except asyncio.CancelledError:
         if exchange.is_gone:
-            record.status, record.ending = 499, Ending.CLIENT_GONE.value
+            await fail(exchange, record, ClientGone("The caller hung up."))
         elif exchange.is_ended:
             record.ending = Ending.FAILED.value
             await fail(exchange, record, ShuttingDown("This gateway is shutting down.", retry_after_s=1))
@@ -100,14 +100,20 @@ async def answer(
 
 
 async def fail(exchange: Exchange, record: AccessRecord, error: GatewayError) -> None:
-    """Answers with `error`: as a whole reply, or as the last event of a stream that has begun."""
+    """Answers with `error`: as a whole reply, or as the last event of a stream that has begun.
+
+    Where a part of a plain reply is out, nothing more can be said: the server cuts the connection.
+    """
     record.error_code = record.error_code or error.code
     record.status = status_of(error)
     record.ending = record.ending or ending_of(error).value
     if isinstance(error, ClientGone) or exchange.is_gone:
         return
-    if exchange.has_started:
-        await exchange.write(error_event(error))
-        await exchange.finish()
-    else:
-        await respond_error(exchange, error)
+    try:
+        if not exchange.has_started:
+            await respond_error(exchange, error)
+        elif record.stream:
+            await exchange.end_with(error_event(error))
+    except asyncio.CancelledError:
+        if not exchange.is_gone:  # else the caller left while it was told
+            raise
