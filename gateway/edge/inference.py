@@ -24,6 +24,7 @@ from gateway.edge.context import Exchange
 from gateway.edge.decode import decode
 from gateway.edge.respond import error_event, respond_error, status_of
 from gateway.runtime import Runtime
+from gateway.telemetry.traces import without_broken_trace
 from gateway.upstream.attempt import PASSED_HEADERS
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ async def answer(
     body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s)
     exchange.watch()
     request = decode(body, endpoint, principal, class_name, exchange.request_id)
-    request.headers = tuple((k, v) for k, v in exchange.scope["headers"] if k in PASSED_HEADERS)
+    request.headers = without_broken_trace(h for h in exchange.scope["headers"] if h[0] in PASSED_HEADERS)
     if span is not None and runtime.traces:
         request.headers = runtime.traces.carry(span, request.headers)
     record.model, record.stream = request.model[:128], request.stream

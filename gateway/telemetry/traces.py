@@ -6,20 +6,25 @@ Source of the attribute names: OpenTelemetry semantic conventions, "Generative c
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.domain.record import AccessRecord
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+TRACE_HEADERS = (b"traceparent", b"tracestate")
+# W3C Trace Context, level 1: version ff and all-zero ids are invalid
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _propagator = TraceContextTextMapPropagator()
+Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class Traces:
@@ -32,18 +37,21 @@ class Traces:
     def begin(self, headers: Iterable[tuple[bytes, bytes]], record: AccessRecord) -> Span:
         """A server span; child of the caller's trace when its traceparent is valid."""
         carrier = {
-            name.decode(): value.decode("latin-1") for name, value in headers if name in (b"traceparent", b"tracestate")
+            name.decode(): value.decode("latin-1")
+            for name, value in without_broken_trace(headers)
+            if name in TRACE_HEADERS
         }
         operation = OPERATIONS.get(record.path, "unknown")
         return self._tracer.start_span(
             operation, context=_propagator.extract(carrier), kind=SpanKind.SERVER, attributes={"url.path": record.path}
         )
 
-    def carry(self, span: Span, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
+    def carry(self, span: Span, headers: Headers) -> Headers:
         """`headers` for upstream with our span as the parent, so that the engine's own spans hang below it."""
-        context = span.get_span_context()
-        parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
-        return (*(h for h in headers if h[0] != b"traceparent"), (b"traceparent", parent.encode()))
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, context=set_span_in_context(span))
+        ours = ((name.encode(), value.encode("latin-1")) for name, value in carrier.items())
+        return (*(header for header in headers if header[0] not in TRACE_HEADERS), *ours)
 
     def end(self, span: Span, record: AccessRecord) -> None:
         attributes = {
@@ -71,6 +79,15 @@ class Traces:
 
     def close(self) -> None:
         self._provider.shutdown()
+
+
+def without_broken_trace(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """`headers` as they are, if they hold one valid traceparent; else without any trace context."""
+    kept = tuple(headers)
+    parents = [value for name, value in kept if name == b"traceparent"]
+    if len(parents) == 1 and _TRACEPARENT.fullmatch(parents[0]):
+        return kept
+    return tuple(header for header in kept if header[0] not in TRACE_HEADERS)
 
 
 def traces_from_environment(service_version: str) -> Traces | None:
