@@ -14,6 +14,7 @@ from gateway.domain.record import AccessRecord
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
+ATOMIC_BYTES = 4096  # PIPE_BUF of Linux: up to here a write goes into a pipe whole, whoever else writes there
 
 
 class AccessLog:
@@ -48,7 +49,7 @@ class AccessLog:
             self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                lines = [self._waiting.popleft() for _ in range(min(len(self._waiting), 256))]
+                lines = self._batch()
                 try:
                     self._out.write(b"".join(lines))
                     self._out.flush()
@@ -56,6 +57,14 @@ class AccessLog:
                     self.dropped += len(lines)
             if self._is_closing and not self._waiting:
                 return
+
+    def _batch(self) -> list[bytes]:
+        """As many lines as one write takes without mixing with those of the other gateway processes on one stdout."""
+        lines = [self._waiting.popleft()]
+        size = len(lines[0])
+        while self._waiting and (size := size + len(self._waiting[0])) <= ATOMIC_BYTES:
+            lines.append(self._waiting.popleft())
+        return lines
 
 
 _ROUNDED = ("admit_s", "ttft_s", "total_s")
