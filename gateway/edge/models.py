@@ -6,6 +6,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from litestar import Controller, Request, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from gateway.domain.errors import UnknownModel
 from gateway.domain.request import Principal
@@ -22,7 +24,7 @@ class ModelsController(Controller):
     path = "/v1/models"
 
     @get()
-    async def list_models(self, request: Request[Any, Any, Any], runtime: Runtime) -> dict[str, Any]:
+    async def list_models(self, request: Request[Any, Any, Any], runtime: NamedDependency[Runtime]) -> dict[str, Any]:
         principal = await _principal(request, runtime)
         return {
             "object": "list",
@@ -30,7 +32,9 @@ class ModelsController(Controller):
         }
 
     @get("/{model_id:path}")
-    async def retrieve(self, request: Request[Any, Any, Any], runtime: Runtime, model_id: str) -> dict[str, Any]:
+    async def retrieve(
+        self, request: Request[Any, Any, Any], runtime: NamedDependency[Runtime], model_id: FromPath[str]
+    ) -> dict[str, Any]:
         principal = await _principal(request, runtime)
         name = unquote(model_id.removeprefix("/"))
         for route in _routes(runtime, principal):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Controller, Response, get
+from litestar.di import NamedDependency
 
 from gateway.runtime import Runtime
 
@@ -16,7 +17,7 @@ class OpsController(Controller):
         return {"status": "ok"}
 
     @get("/ready")
-    async def ready(self, runtime: Runtime) -> Response[dict[str, Any]]:
+    async def ready(self, runtime: NamedDependency[Runtime]) -> Response[dict[str, Any]]:
         """200 once at least one replica of any pool can serve; 503 before, and from the moment a stop was asked for."""
         is_ready = any(replica.is_ready() for replica in runtime.fleet.snapshot().all())
         status = "draining" if runtime.is_draining else "ready" if is_ready else "no replica is ready"
