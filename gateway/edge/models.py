@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 from litestar import Controller, Request, get
 from litestar.di import NamedDependency
@@ -36,7 +35,7 @@ class ModelsController(Controller):
         self, request: Request[Any, Any, Any], runtime: NamedDependency[Runtime], model_id: FromPath[str]
     ) -> dict[str, Any]:
         principal = await _principal(request, runtime)
-        name = unquote(model_id.removeprefix("/"))
+        name = model_id.removeprefix("/")  # the server has decoded it, once
         for route in _routes(runtime, principal):
             for card in cards(route, runtime):
                 if card["id"] == name:
