@@ -13,10 +13,11 @@ from pathlib import Path
 import click
 
 from gateway.config.load import LoadedConfig, load
+from gateway.config.parent import follow_parent
 from gateway.config.store import connect
 from gateway.domain.errors import ConfigError, WorkerError
 from workers.gpu import GpuDesk, list_cards
-from workers.parent import adopt_orphans, follow_parent
+from workers.parent import adopt_orphans
 from workers.spec import specs_of
 from workers.supervisor import Supervisor
 

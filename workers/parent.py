@@ -1,35 +1,12 @@
-"""Ties this process to others through the kernel: told of its parent's death, made parent of orphans. For `cli.py`."""
+"""Makes the supervisor the parent of every orphan below it. Called by `cli.py` at start."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
+from gateway.config.parent import prctl
 
-PARENT_VARIABLE = "POOLGATE_PARENT_PID"
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-def follow_parent() -> bool:
-    """With POOLGATE_PARENT_PID set: SIGTERM comes when that process dies. False: it is dead already, so end now.
-
-    The kernel watches the thread that started us: the parent must spawn from a thread that lives as long as it does.
-    """
-    expected = os.environ.get(PARENT_VARIABLE, "")
-    if not expected.isdecimal():
-        return True
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    return os.getppid() == int(expected)  # else it died before the call above, and no signal will come
 
 
 def adopt_orphans() -> None:
     """Descendants whose parent dies become our children and not those of PID 1: found, and reaped by us."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
