@@ -1,0 +1,86 @@
+"""docs/api.md names every path, header, owned and denied field, and every number of the rules as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gateway.admission import length
+from gateway.domain.request import Endpoint, RateState
+from gateway.edge.decode import DENIED_FIELDS, MAX_N, MAX_PROMPTS
+from gateway.edge.heads import HEAD_BYTES
+from gateway.edge.messages import ROLES
+from gateway.edge.respond import rate_headers
+from gateway.upstream.attempt import PASSED_HEADERS
+from gateway.upstream.forward import STREAM_HEADERS
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+EDGE = "\n".join(path.read_text() for path in Path(length.__file__).parents[1].glob("edge/*.py"))
+KINDS_OF_RATE = {"requests", "tokens"}  # ends of header names, not names
+FORWARD = (Path(length.__file__).parents[1] / "upstream" / "forward.py").read_text()
+
+
+def section(heading: str) -> str:
+    text = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.M | re.S)
+    assert text is not None, heading
+    return text[2]
+
+
+def first_cells(heading: str) -> set[str]:
+    """Everything between backticks in the first column of the table under a heading."""
+    cells = [line.split(" | ")[0] for line in section(heading).splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_the_proxied_paths_are_all_there() -> None:
+    assert {endpoint.value for endpoint in Endpoint} <= first_cells("Paths")
+    controllers = set(re.findall(r'(?:path = |@get\()"(/[a-z0-9/]+)"', EDGE))
+    assert first_cells("Paths") == {e.value for e in Endpoint} | controllers | {"/v1/models/{id}"}
+
+
+def test_every_denied_field_is_there_and_no_other() -> None:
+    assert first_cells("Fields that cannot be set") == DENIED_FIELDS
+
+
+def test_the_owned_fields_are_there() -> None:
+    owned = {
+        "model",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "best_of",
+        "messages",
+        "prompt",
+    }
+    assert first_cells("Fields that the gateway owns") == owned
+    assert owned.isdisjoint(DENIED_FIELDS)
+
+
+def test_every_header_that_is_read_is_there() -> None:
+    read = {name.decode() for name in PASSED_HEADERS}
+    read |= set(re.findall(r'(?:header\(b|name == b)"([a-z-]+)"', EDGE))
+    assert first_cells("Request headers") == read
+
+
+def test_every_header_that_is_written_is_there() -> None:
+    every_rate = RateState(1, 1, 1.0, 1, 1, 1.0)
+    written = {name.decode() for name, _ in rate_headers(every_rate)} | {name.decode() for name, _ in STREAM_HEADERS}
+    written |= set(re.findall(r'\(\s*b"([a-z-]+)",', EDGE + FORWARD))
+    assert first_cells("Reply headers") == written - {"content-type", "content-length", *KINDS_OF_RATE}
+
+
+def test_the_numbers_of_the_rules_are_those_of_the_code() -> None:
+    fields = section("Fields that the gateway owns")
+    assert f"from 1 to {MAX_N};" in fields
+    assert f"at most {MAX_PROMPTS} prompts" in fields
+    assert f"default of {length.COMPLETION_DEFAULT} tokens" in fields
+    assert all(f"`{role}`" in fields for role in ROLES)
+    assert f"{HEAD_BYTES // 1024} KiB together" in section("Request headers")
+    assert f"body, {length.TEMPLATE_TOKENS} tokens for the chat template" in section("Length")
+    cost = section("What a request costs")
+    assert length.BYTES_PER_TOKEN == 4 and "a quarter of the body's bytes" in cost
+    assert (
+        f"{length.COMPLETION_DEFAULT} tokens for a completion; for a chat the cap, else {length.UNKNOWN_OUTPUT}" in cost
+    )
