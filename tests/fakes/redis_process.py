@@ -20,6 +20,7 @@ class RedisProcess:
     """A redis-server that a test may freeze, kill and start again; its data (an append-only file) stays."""
 
     directory: Path
+    binary: Path | None = None
     process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -34,7 +35,7 @@ class RedisProcess:
         options = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "yes"]
         options += ["--appendfsync", "no", "--dir", str(self.directory)]
         with open(self.directory / "log", "ab") as log:
-            self.process = subprocess.Popen([find_binary(), *options], stdout=log, stderr=log)
+            self.process = subprocess.Popen([self.binary or find_binary(), *options], stdout=log, stderr=log)
         until = time.monotonic() + START_S
         while not self._answers():
             assert self.process.poll() is None, (self.directory / "log").read_text()

@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fakes.budget_world import budgets, held, let_time_pass, scope, slow_wire, tokens_in_window
@@ -113,6 +114,29 @@ async def test_a_give_back_that_reaches_redis_twice_counts_once(redis_url: str, 
         assert await tokens_in_window(redis_client) == 10
 
 
+async def test_what_comes_too_late_leaves_nothing_behind(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        for used in (0, 200):
+            reservation = await budget.reserve([scope(tpm=100)], 60)
+            await let_time_pass(redis_client, 62)
+            await budget.settle(aged(reservation, 62), used)
+            assert await redis_client.keys("*") == []
+
+
+async def test_a_refund_finds_a_store_that_lost_its_data_and_does_not_go_below_nothing(
+    redis_url: str, redis_client: Redis
+) -> None:
+    async with budgets(redis_url) as [budget]:
+        lost = await budget.reserve([scope(tpm=100)], 60)
+        await redis_client.flushall()
+        await budget.settle(lost, 0)
+        assert not await redis_client.exists("{poolgate}:tokens_per_min:key:a")
+        partly_lost = await budget.reserve([scope(tpm=100)], 60)
+        await redis_client.hset("{poolgate}:tokens_per_min:key:a", str(partly_lost.bucket_s), "5")
+        await budget.settle(partly_lost, 0)
+        assert await tokens_in_window(redis_client) == 0
+
+
 async def test_a_clock_of_redis_that_is_set_back_does_not_limit_for_ever(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
         await budget.reserve([scope(rpm=1)], 0)
@@ -169,6 +193,8 @@ async def test_asks_beyond_any_number_are_refused_and_not_miscounted(redis_url: 
         reservation = await budget.reserve([scope(tpm=10**12)], 10**12)
         await budget.settle(reservation, 10**12 - 1)
         assert await tokens_in_window(redis_client) == 10**12 - 1
+        await budget.settle(await budget.reserve([scope("key:b", tpm=1)], 0), 10**15)
+        assert await tokens_in_window(redis_client, "key:b") == 10**15
 
 
 async def test_every_key_of_a_script_is_in_one_cluster_slot(redis_url: str, redis_client: Redis) -> None:
@@ -190,6 +216,12 @@ async def test_three_processes_share_one_limit_exactly(redis_url: str) -> None:
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert sum(isinstance(result, Reservation) for result in results) == 10
         assert sum(isinstance(result, LimitExceeded) for result in results) == 20
+
+
+async def test_more_requests_at_once_than_redis_connections_are_all_decided_by_redis(redis_url: str) -> None:
+    async with budgets(redis_url) as [budget]:
+        results = await asyncio.gather(*(budget.reserve([scope(rpm=10**6)], 0) for _ in range(300)))
+        assert {type(result.bucket_s) for result in results} == {int}
 
 
 WORKER = """
@@ -305,21 +337,26 @@ async def test_a_running_request_keeps_its_slot_by_renewal(redis_url: str, redis
 
 
 async def test_a_slot_settled_while_its_renewal_is_on_the_way_comes_free_soon(
-    redis_process: RedisProcess, redis_client: Redis
+    redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        slow_wire(redis_process.socket, redis_process.directory, 0.05) as url,
-        budgets(url) as [budget],
-    ):
-        for _ in range(5):
-            reservation = await budget.reserve([scope(slots=1), scope("user:u", slots=1)], 0)
+    async with budgets(redis_url) as [budget]:
+        reservation = await budget.reserve([scope(slots=1), scope("user:u", slots=1)], 0)
+        call, is_settled = budget._link.call, asyncio.Event()
+
+        async def overtaken(what: Any, *, timeout_s: float | None = None) -> Any:
+            await is_settled.wait()
+            return await call(what, timeout_s=timeout_s)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(budget._link, "call", overtaken)
             renewing = asyncio.create_task(budget.renew())
-            await asyncio.sleep(random.uniform(0, 0.1))
-            await budget.settle(reservation, 0)
-            await renewing
-            budget.start()
-            await eventually(lambda: is_free(redis_client), "the slots are free")
-            await budget.aclose()
+            await asyncio.sleep(0)
+        await budget.settle(reservation, 0)
+        is_settled.set()
+        await renewing
+        assert (await held(redis_client), await held(redis_client, "user:u")) == (1, 1)  # taken again, by nobody
+        budget.start()
+        await eventually(lambda: is_free(redis_client), "the slots are free")
 
 
 async def is_free(redis: Redis) -> bool:
