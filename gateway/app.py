@@ -26,6 +26,7 @@ from gateway.admission.link import RedisLink
 from gateway.config.load import LoadedConfig
 from gateway.config.schema import process_count
 from gateway.config.store import connect
+from gateway.config.tasks import end_task
 from gateway.dispatch import Dispatcher, Settler
 from gateway.domain.errors import (
     BadRequest,
@@ -127,8 +128,7 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
             # the server has let the running requests finish or has ended them: what they owe is settled now
             await settler.drain(SETTLE_S)
             for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                await end_task(task)
             await asyncio.to_thread(runtime.access.close, SETTLE_S)
             if runtime.traces is not None:
                 await asyncio.to_thread(runtime.traces.close)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.config.tasks import end_task, to_its_end
 from gateway.domain.replica import ReplicaState
 from workers import proc
 from workers.command import Launch, launch_of
@@ -23,7 +24,6 @@ from workers.process import Child
 from workers.readiness import load_if_known, until_idle, until_ready, until_unhealthy
 from workers.spec import WorkerSpec
 from workers.surroundings import Surroundings
-from workers.tasks import end_task, to_its_end
 
 logger = logging.getLogger(__name__)
 

@@ -36,6 +36,7 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, {int(signal.SIGTERM)}, 0, 0, 0)  # PR_SET_PDEATHSIG
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the process that started this Redis is gone")
+os.umask(0o077)
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
@@ -135,7 +136,6 @@ class RedisServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                umask=0o077,
                 pass_fds=() if self._lock is None else (self._lock,),
             )
         finally:

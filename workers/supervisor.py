@@ -17,6 +17,7 @@ from pathlib import Path
 import redis.asyncio as redis_asyncio
 
 from gateway.config.load import LoadedConfig
+from gateway.config.tasks import end_task
 from gateway.domain.replica import ReplicaRecord
 from workers import leftovers
 from workers.gpu import GpuDesk
@@ -26,7 +27,6 @@ from workers.publish import PUBLISH_S, Publisher
 from workers.restart import RestartPolicy
 from workers.spec import WorkerSpec
 from workers.surroundings import PortSource, Surroundings
-from workers.tasks import end_task
 from workers.worker import Worker
 
 logger = logging.getLogger(__name__)

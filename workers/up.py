@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gateway.config.load import LoadedConfig
 from gateway.config.store import connect
+from gateway.config.tasks import end_task
 from gateway.domain.errors import WorkerError
 from workers.children import Child
 from workers.leftovers import end_leftovers
@@ -74,10 +75,13 @@ class Up:
             # each part runs until it is cancelled or has failed: the first that ends by itself ends all
             await asyncio.wait({*parts, *others, stopping}, return_when=asyncio.FIRST_COMPLETED)
             was_wanted = stopping.done()
+            defect = next((part.exception() for part in parts if part.done()), None)
         finally:
             stopping.cancel()
             await self._end(parts)
             await store.aclose()
+        if defect is not None:
+            raise defect
         for child in children:
             if child.gave_up:
                 self._say(f"The {child.name} died too often. The end of its log:")
@@ -87,10 +91,9 @@ class Up:
 
     async def _end(self, parts: set[asyncio.Task[None]]) -> None:
         """Gateway first, so that running requests still find their workers; then the workers."""
-        for part in parts:
-            if part.get_name() == "watch":
-                part.cancel()
         config = self._loaded.config
+        [watch] = [part for part in parts if part.get_name() == "watch"]
+        await end_task(watch)
         self._printer.keep()
         self._say(f"Stopping: running requests have {config.gateway.drain_s:g} s. Ctrl-C again stops at once.")
         if not await self._gateway.stop(config.gateway.drain_s + STOP_MARGIN_S, self._hurry):
@@ -103,10 +106,7 @@ class Up:
             for line in await asyncio.to_thread(end_leftovers, self._loaded.state_dir.resolve()):
                 self._say(f"Ended a worker that was left: {line}")
         for part in parts:
-            part.cancel()
-        for result in await asyncio.gather(*parts, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+            await end_task(part)
 
     @contextlib.asynccontextmanager
     async def _redis(self) -> AsyncIterator[set[asyncio.Task[None]]]:
@@ -119,8 +119,7 @@ class Up:
             try:
                 yield {guard}
             finally:
-                guard.cancel()
-                await asyncio.wait({guard})
+                await end_task(guard)
         self._say("Stopped; nothing is left running.")
 
     async def _guard(self, server: RedisServer) -> None:

@@ -23,6 +23,7 @@ from redis.exceptions import NoScriptError
 from gateway.admission.limits import Kind, Limit, Reading, Scope, limits_of, rate_state, refusal
 from gateway.admission.link import PATIENT_S, PROBE_S, RedisLink
 from gateway.admission.local import LocalBudget
+from gateway.config.tasks import end_task
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.request import NO_RATE, RateState
 
@@ -192,8 +193,7 @@ class Budget:
     async def aclose(self, deadline_s: float = PATIENT_S) -> None:
         """End the background task, after at most `deadline_s` for the give-backs that are on their way or owed."""
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+            await end_task(self._keeper)
             self._keeper = None
         with contextlib.suppress(TimeoutError, StoreUnavailable):
             async with asyncio.timeout(deadline_s):
@@ -202,10 +202,8 @@ class Budget:
                 if self._owed:
                     await self.renew()
                 await self._link.call(lambda redis: redis.zrem(GATEWAYS_KEY, self._process_id))
-        if rest := set(self._calls):
-            for call in rest:
-                call.cancel()
-            await asyncio.wait(rest)
+        for call in set(self._calls):
+            await end_task(call)
 
     async def _keep(self) -> None:
         """Every 10 s, and soon after a give-back failed: renew what is held, repeat what is owed, count as alive."""

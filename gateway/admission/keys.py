@@ -20,6 +20,7 @@ from gateway.admission.key_record import MAX_KEY_BYTES, RUN_TIME_KEY, KeyRecord,
 from gateway.admission.key_ring import KeyRing
 from gateway.config.load import LoadedConfig, read_key_env
 from gateway.config.schema import LimitsSection
+from gateway.config.tasks import end_task
 from gateway.domain.errors import ConfigError, InvalidKey, StoreUnavailable
 from gateway.domain.request import NO_LIMITS, Limits, Principal
 
@@ -74,9 +75,8 @@ class KeyStore:
 
     async def aclose(self) -> None:
         """End the look-ups that are on their way."""
-        for lookup in (lookups := list(self._lookups.values())):
-            lookup.cancel()
-        await asyncio.gather(*lookups, return_exceptions=True)
+        for lookup in list(self._lookups.values()):
+            await end_task(lookup)
 
     def _fresh(self, digest: str) -> _Cached | None:
         now_s = self._clock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -143,8 +144,9 @@ async def test_engines_own_refusal_arrives_in_our_envelope(line: RealLine) -> No
 
 
 async def test_limits_of_a_run_time_key_hold(line: RealLine) -> None:
-    created = json.loads((await line.up.cli("keys", "create", "limited", "--rpm", "2", "--json")).stdout)
-    async with AsyncOpenAI(base_url=line.url, api_key=created["key"], max_retries=0) as limited:
+    created = re.search(r"sk-pg-\S+", (await line.up.cli("keys", "create", "limited", "--rpm", "2")).stdout)
+    assert created is not None
+    async with AsyncOpenAI(base_url=line.url, api_key=created[0], max_retries=0) as limited:
         for _ in range(2):
             await limited.chat.completions.create(model="tiny", messages=FRANCE, max_tokens=2)
         with pytest.raises(RateLimitError) as refused:

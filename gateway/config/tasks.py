@@ -1,4 +1,4 @@
-"""Ends tasks for certain, and carries clean-up through whatever cancels it. Used where a worker's tasks are owned."""
+"""Ends tasks for certain, and carries clean-up through whatever cancels it. Used where long-lived tasks are owned."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from workers.tasks import end_task, to_its_end
+from gateway.config.tasks import end_task, to_its_end
 
 
 async def test_a_task_that_swallows_a_cancellation_is_cancelled_again(monkeypatch):
-    monkeypatch.setattr("workers.tasks.CANCEL_AGAIN_S", 0.0)
+    monkeypatch.setattr("gateway.config.tasks.CANCEL_AGAIN_S", 0.0)
     swallowed = 0
 
     async def stubborn() -> None:
