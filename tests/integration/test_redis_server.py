@@ -63,6 +63,7 @@ async def test_it_keeps_its_data_over_a_restart_and_leaves_nothing_behind(binary
             assert os.getsid(server.pid) == server.pid
             assert server.directory.stat().st_mode & 0o777 == 0o700
             assert server.socket.stat().st_mode & 0o777 == 0o700
+            assert all(file.stat().st_mode & 0o077 == 0 for file in server.directory.rglob("*"))
     assert not any(map(is_alive, pids))
 
 
