@@ -62,7 +62,9 @@ class Up:
         """Raises AlreadyUp, and what RedisServer raises when Redis cannot be started."""
         with locked(self._loaded.state_dir):
             async with self._redis() as store_tasks:
-                return await self._run_children(store_tasks)
+                code = await self._run_children(store_tasks)
+        self._say("Stopped; nothing is left running.")
+        return code
 
     async def _run_children(self, others: set[asyncio.Task[None]]) -> int:
         children = [child for child in (self._gateway, self._supervisor) if child is not None]
@@ -120,7 +122,6 @@ class Up:
                 yield {guard}
             finally:
                 await end_task(guard)
-        self._say("Stopped; nothing is left running.")
 
     async def _guard(self, server: RedisServer) -> None:
         code = await server.wait()

@@ -13,10 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fakes.engine import eventually
 from fakes.line import free_port, process, write_config
-from fakes.up import Running, is_gone, running_up
+from fakes.up import READY_S, Running, is_gone, running_up
+
+from gateway.config.load import load
+from workers.ready_block import base_url
 
 FAKE = str(Path(sys.executable).with_name("poolgate-fake-engine"))
 
@@ -218,6 +222,32 @@ async def test_progress_shows_each_worker_with_its_elapsed_time(tmp_path: Path) 
     async with running_up(config_of(tmp_path, vllm_args={"fake_load_s": 7})) as up:
         text = up.text()
         assert re.search(r"tiny/0@\S+ +starting +[5-9] s", text)
+
+
+async def test_call_to_a_pool_that_still_loads_is_a_503_with_state_and_retry_after(tmp_path: Path) -> None:
+    async with running_up(config_of(tmp_path, vllm_args={"fake_load_s": 60}), ready_s=None) as up:
+        await up.says("starting")
+        url = base_url(load(up.config).config)
+        key_file = up.state / "first.key"
+
+        async def has_key() -> bool:
+            return key_file.exists()
+
+        await eventually(has_key, "the first key is there", READY_S)
+        async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
+            headers = {"x-api-key": key_file.read_text().strip()}
+
+            async def refusal() -> httpx.Response | None:
+                body = {"model": "chat", "messages": [{"role": "user", "content": "x"}]}
+                reply = await client.post(f"{url}/chat/completions", json=body, headers=headers)
+                return reply if "starting" in reply.text else None
+
+            reply = await eventually(refusal, "the refusal names the state", READY_S)
+            assert reply.status_code == 503
+            assert int(reply.headers["retry-after"]) >= 1
+            models = (await client.get(f"{url}/models", headers=headers)).json()
+            assert models["data"][0]["state"] == "starting"
+        assert await up.interrupt() == 0
 
 
 async def test_bad_config_starts_nothing(tmp_path: Path) -> None:
