@@ -19,6 +19,7 @@ from gateway.domain.request import Endpoint, InferenceRequest, Principal
 from gateway.edge.context import Exchange
 from gateway.edge.inference import handle
 from gateway.runtime import Runtime
+from gateway.telemetry.access import line_of
 
 BODY = json.dumps({"model": "chat", "messages": MESSAGES}).encode()
 STREAM = json.dumps({"model": "chat", "messages": MESSAGES, "stream": True}).encode()
@@ -121,6 +122,24 @@ async def test_an_invalid_trace_header_does_not_reach_the_engine(parents: list[b
     trace = [*((b"traceparent", parent) for parent in parents), (b"tracestate", b"a=b")]
     await world.handle(Server(BODY, headers=headers(*trace, (b"x-session-id", b"s"))))
     assert list(world.requests[0].headers) == [(b"x-session-id", b"s")]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_neither_key_nor_prompt_nor_output_gets_into_the_access_line_or_the_log(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def serve(request: InferenceRequest, caller: Caller) -> None:
+        if fails:
+            raise NoReplica("no", retry_after_s=1)
+        await caller.start(200, [])
+        await caller.finish(b"canary-output")
+
+    caplog.set_level(0)
+    body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "canary-prompt"}], "user": "canary-u"})
+    record = await answered(Server(body.encode(), headers=headers((b"cookie", b"canary-cookie"))), serve)
+    refused = await answered(Server(body.encode(), headers=[(b"authorization", b"Bearer canary-key")]), serve)
+    shown = line_of(record) + line_of(refused) + caplog.text.encode()
+    assert b"canary" not in shown and b"sk-test" not in shown
 
 
 # --- refusals: a reply, and a record that says why ----------------------------------------------------------
