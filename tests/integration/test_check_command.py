@@ -282,6 +282,48 @@ async def test_a_hub_name_without_a_hub_is_a_warning(tmp_path, model):
     assert "unset HF_HUB_OFFLINE" in finding["way_out"]
 
 
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+-L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-875321da-1d5c-e31c-6059-5a63f92fa7d1)'
+    echo '  MIG 1g.18gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)';;
+*query-gpu*) echo '0, GPU-875321da-1d5c-e31c-6059-5a63f92fa7d1, 143771, 90000';;
+*) echo 'GPU-875321da-1d5c-e31c-6059-5a63f92fa7d1, 812, 89000';;
+esac
+"""
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> dict[str, str]:
+    """Environment of a machine with one H200, of which pid 812 holds the larger part."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(NVIDIA_SMI)
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+
+async def test_gpus_are_held_against_what_nvidia_smi_shows(tmp_path, model, one_gpu):
+    replicas = [{"gpus": [0]}, {"gpus": [1]}, {"gpus": ["MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"]}]
+    path = sound(tmp_path, model, pools={"a": {"model": str(model), "replicas": replicas}})
+    answer = await check(path, env=one_gpu)
+    assert answer.code == 1
+    missing = answer.finding("pools.a.replicas[1].gpus")
+    assert missing["fact"] == "no GPU 1 on this machine"
+    assert "0 (NVIDIA H200, 143771 MiB, GPU-875321da" in missing["way_out"]
+    assert "MIG-c6d4f1ef" in missing["way_out"]
+    busy = answer.finding("pools.a.replicas[0].gpus")
+    assert (busy["severity"], "pid 812 (89000 MiB)" in busy["fact"]) == ("warning", True)
+    assert len(json.loads(answer.stdout)["findings"]) == 2
+
+
+async def test_workers_that_take_the_first_gpu_by_default_must_fit_it(tmp_path, model, one_gpu):
+    pools = {"a": {"model": str(model)}, "b": {"model": str(model)}}
+    finding = (await check(sound(tmp_path, model, pools=pools), env=one_gpu)).finding("pools.b.replicas[0].gpus")
+    assert finding["severity"] == "error"
+    assert "shares sum to 1.84" in finding["fact"]
+    assert "lower gpu_memory_utilization" in finding["way_out"]
+
+
 async def test_up_refuses_with_the_same_lines_and_starts_nothing(tmp_path):
     path = sound(tmp_path, "./none")
     told = (await check(path)).finding("pools.a.model")
