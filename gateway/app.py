@@ -131,7 +131,7 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
                 await end_task(task)
             await asyncio.to_thread(runtime.access.close, SETTLE_S)
             if runtime.traces is not None:
-                await asyncio.to_thread(runtime.traces.close)
+                await asyncio.to_thread(runtime.traces.close, SETTLE_S)
 
 
 async def make_first_key(loaded: LoadedConfig, link: RedisLink) -> None:

@@ -5,8 +5,10 @@ Source of the attribute names: OpenTelemetry semantic conventions, "Generative c
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
 from collections.abc import Iterable
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,6 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from gateway.domain.record import AccessRecord
 
+log = logging.getLogger(__name__)
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 TRACE_HEADERS = (b"traceparent", b"tracestate")
@@ -77,8 +80,13 @@ class Traces:
             span.set_status(Status(StatusCode.ERROR, record.error_code or ""))
         span.end()
 
-    def close(self) -> None:
-        self._provider.shutdown()
+    def close(self, timeout_s: float) -> None:
+        """Exports what waits, for at most `timeout_s`: a dead collector costs the last spans, not the stop."""
+        closing = threading.Thread(target=self._provider.shutdown, name="traces-close", daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+        if closing.is_alive():
+            log.warning("the last request spans could not be exported within %g s", timeout_s)
 
 
 def without_broken_trace(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -95,6 +103,6 @@ def traces_from_environment(service_version: str) -> Traces | None:
     if not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
         return None
     resource = Resource.create({"service.name": "poolgate", "service.version": service_version})
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # its own shutdown waits half a minute
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Traces(provider)

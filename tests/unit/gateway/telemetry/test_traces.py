@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from fakes.story import a_record
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -22,7 +24,7 @@ STATE = (b"tracestate", b"vendor=x")
 class World:
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
-        provider = TracerProvider()
+        provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.traces = Traces(provider)
 
@@ -163,4 +165,28 @@ def test_an_endpoint_in_the_environment_switches_them_on(name: str, monkeypatch:
     monkeypatch.setenv(name, "http://127.0.0.1:9")
     traces = traces_from_environment("1.0")
     assert traces is not None
-    traces.close()
+    traces.close(10)
+
+
+def test_the_stop_does_not_wait_for_a_dead_collector(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    class Stuck(SpanProcessor):
+        def shutdown(self) -> None:
+            go_on.wait()
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Stuck())
+    Traces(provider).close(0.01)
+    assert "could not be exported" in caplog.text
+    go_on.set()
+
+
+def test_spans_that_wait_are_exported_at_a_clean_end() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=3_600_000))
+    traces = Traces(provider)
+    traces.end(traces.begin([], a_record()), a_record())
+    traces.close(10)
+    assert len(exporter.get_finished_spans()) == 1
