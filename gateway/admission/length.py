@@ -29,6 +29,7 @@ class Fit:
     reserve_tokens: int
     write_output: int | None  # the route's cap where it has to be written
     was_clamped: bool  # the caller asked for more than the cap
+    was_counted: bool  # `prompt_tokens` is exact
 
     def output_for(self, window: int | None) -> int | None:
         """The output limit to write for an engine with that window; None leaves the body alone.
@@ -38,7 +39,8 @@ class Fit:
         """
         if self.write_output is None or self.was_clamped or window is None:
             return self.write_output
-        return max(1, min(self.write_output, window - self.prompt_tokens))
+        prompt_tokens = self.prompt_tokens if self.was_counted else 1  # an estimate may be far too high
+        return max(1, min(self.write_output, window - prompt_tokens))
 
 
 async def fit(
@@ -60,10 +62,10 @@ async def fit(
             f"This model's window is {largest} tokens; {_asks(request, output)}, which leaves no room for a prompt.",
             param=request.output_field,
         )
-    bound = request.body_bytes + TEMPLATE_TOKENS + output
-    pools = holding(bound, windows)
+    bound = 1 if request.is_multimodal else request.body_bytes + TEMPLATE_TOKENS
+    pools = holding(bound + output, windows)
     prompt: int | None = None
-    if len(pools) < len(windows):
+    if len(pools) < len(windows) and not request.is_multimodal:  # media: the route's order stands, the engine decides
         prompt = await count() if request.is_countable else None
         if prompt is not None:
             pools = holding(prompt + output, windows)
@@ -73,6 +75,7 @@ async def fit(
             # nobody could count it: the engine with the largest window decides, and no smaller one gets it
             pools = frozenset(p for p, w in windows.items() if w == max(known))
     room = max((w for p, w in windows.items() if p in pools and w is not None), default=None)
+    was_counted = prompt is not None
     if prompt is None:
         estimate = math.ceil(request.body_bytes / BYTES_PER_TOKEN)
         prompt = estimate if room is None else min(estimate, room)
@@ -82,7 +85,7 @@ async def fit(
         is_needed = request.endpoint is Endpoint.CHAT or route.max_output_tokens < COMPLETION_DEFAULT
         write = route.max_output_tokens if is_needed else None
     reserve = prompt + request.n * (asked or _unsaid(request.endpoint, write, room, prompt))
-    return Fit(pools, prompt, reserve, write, was_clamped)
+    return Fit(pools, prompt, reserve, write, was_clamped, was_counted)
 
 
 def holding(tokens: int, windows: Mapping[str, int | None]) -> frozenset[str]:

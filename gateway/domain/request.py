@@ -83,4 +83,5 @@ class InferenceRequest:
     body_bytes: int
     is_countable: bool  # its prompt's tokens can be counted by a worker: text alone, one prompt
     fields: Mapping[str, Any]
+    is_multimodal: bool = False  # holds images or other media: what they cost in tokens, their bytes do not tell
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())  # the few that travel upstream

@@ -47,8 +47,10 @@ def decode(body: bytes, endpoint: Endpoint, principal: Principal, class_name: st
     stream = bool(_owned(fields, "stream", _bool, "true or false"))
     wants_usage = take_stream_options(fields, stream)
     if endpoint is Endpoint.CHAT:
-        is_countable, prompts = not check_messages(fields.get("messages")), 1
+        is_multimodal, prompts = check_messages(fields.get("messages")), 1
+        is_countable = not is_multimodal
     else:
+        is_multimodal = False
         is_countable, prompts = check_prompt(fields.get("prompt"))
     output_field, max_output = output_tokens(fields, endpoint)
     n = max(_count(fields, "n"), _count(fields, "best_of"))
@@ -65,6 +67,7 @@ def decode(body: bytes, endpoint: Endpoint, principal: Principal, class_name: st
         n=n * prompts,
         body_bytes=len(body),
         is_countable=is_countable,
+        is_multimodal=is_multimodal,
         fields=fields,
     )
 

@@ -16,7 +16,6 @@ from gateway.domain.request import Endpoint, InferenceRequest
 from gateway.domain.route import PoolOrder, Route, Target
 
 COMPLETIONS = Endpoint.COMPLETIONS
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
 
 
 def route(cap: int | None = None, *, clamp: bool = True) -> Route:
@@ -97,9 +96,30 @@ async def test_a_pool_whose_window_is_not_known_leaves_the_decision_to_the_engin
 async def test_without_a_count_the_largest_engine_decides_and_no_smaller_one_gets_it() -> None:
     request = long_request(max_tokens=10)
     assert (await fitted(request, {"small": 512, "big": 1024}, Counter(None))).pools == {"big"}
-    image = a_request(messages=[{"role": "user", "content": [IMAGE]}], max_tokens=10)
-    assert (await fitted(image, {"small": 512, "big": 1024})).pools == {"big"}
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64," + "A" * 40_000, "http://x/y.png"])
+async def test_media_go_by_the_routes_order_for_their_bytes_tell_nothing(url: str) -> None:
+    image = {"type": "image_url", "image_url": {"url": url}}
+    request = a_request(messages=[{"role": "user", "content": [image]}], max_tokens=600)
+    made = await fitted(request, {"tiny": 512, "vision": 1024, "large": 32_768})
+    assert made.pools == {"vision", "large"}
     assert NOT_ASKED.asked == 0
+    with pytest.raises(ContextTooLong):
+        await fitted(request, {"tiny": 512})
+
+
+async def test_an_image_does_not_cut_the_answer_to_one_token() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 40_000}}
+    request = a_request(messages=[{"role": "user", "content": [image]}])
+    made = await fitted(request, {"a": 2048}, on=route(cap=1000))
+    assert made.output_for(2048) == 1000
+    assert made.output_for(512) == 511
+
+
+async def test_a_prompt_that_nobody_could_count_does_not_either() -> None:
+    made = await fitted(long_request(9000), {"a": 2048}, Counter(None), on=route(cap=1000))
+    assert made.output_for(2048) == 1000
 
 
 async def test_several_prompts_are_not_counted_and_go_where_their_bytes_fit() -> None:
@@ -173,8 +193,13 @@ async def test_a_cap_that_the_caller_did_not_ask_for_never_makes_a_smaller_engin
     made = await fitted(a_request(), {"small": 512, "big": 4096}, on=route(cap=1000))
     assert made.pools == {"small", "big"}
     assert made.output_for(4096) == 1000
-    assert made.output_for(512) == 512 - made.prompt_tokens
+    assert made.output_for(512) == 511  # not counted, for its bytes fit: the engine cuts it to what there is room for
     assert made.output_for(None) == 1000
+
+
+async def test_a_cap_beside_a_counted_prompt_is_what_is_left_of_the_window() -> None:
+    made = await fitted(long_request(), {"a": 2048}, Counter(1500), on=route(cap=1000))
+    assert made.output_for(2048) == 548
 
 
 async def test_a_cap_is_no_default_for_completions_whose_own_default_is_sixteen() -> None:
