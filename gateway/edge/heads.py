@@ -18,6 +18,7 @@ HEAD_BYTES = 65_536  # request line and headers; one network read may go past it
 class BoundedHeads(HttpToolsProtocol):
     """A connection is closed HEAD_S after it was opened, or after a head began, unless the head is complete by then.
 
+    The same time is given to a body whose request has been answered already (no key, too large): nobody reads it.
     Between requests uvicorn's own keep-alive time counts. One timer per connection, and one per head that does not
     come whole in one read; none per request otherwise.
     """
@@ -54,7 +55,13 @@ class BoundedHeads(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head = self._ended_in_this_read = True
+        self._disarm()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_head and not self.transport.is_closing():  # refused before its body was there: who sends on?
+            self._arm()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not HTTP/1.1", "invalid_request")

@@ -86,6 +86,15 @@ async def read_to_end(sock: socket.socket) -> bytes:
     return got
 
 
+async def read_until(sock: socket.socket, end: bytes) -> None:
+    got = b""
+    async with asyncio.timeout(WITHIN_S):
+        while not got.endswith(end):
+            data = await asyncio.get_running_loop().sock_recv(sock, 65_536)
+            assert data, f"closed after {got!r}"
+            got += data
+
+
 def reset(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
@@ -227,6 +236,37 @@ async def test_a_running_reply_outlives_the_time_for_a_head():
             async with asyncio.timeout(WITHIN_S):
                 while got.count(b"tick") < 60:
                     got += await asyncio.get_running_loop().sock_recv(client, 65_536)
+
+
+async def test_a_body_that_nobody_reads_is_not_taken_for_ever():
+    async with running_probe(head_s=0.5) as probe:
+        with probe.client() as client:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+            async def drip():
+                while True:
+                    await loop.sock_sendall(client, b"1\r\nx\r\n")
+                    await asyncio.sleep(0.1)
+
+            dripping = asyncio.create_task(drip())
+            try:
+                assert (await read_to_end(client)).startswith(b"HTTP/1.1 200")
+            finally:
+                dripping.cancel()
+                await asyncio.gather(dripping, return_exceptions=True)
+
+
+async def test_a_body_that_ends_after_the_reply_leaves_the_connection_open():
+    async with running_probe(head_s=0.5) as probe:
+        with probe.client() as client:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n1")
+            await read_until(client, b"ok")
+            await loop.sock_sendall(client, b"23")
+            await asyncio.sleep(0.7)  # longer than it may take
+            await ask(client, "/")
+            await read_until(client, b"ok")
 
 
 async def test_garbage_is_answered_in_the_error_envelope():
