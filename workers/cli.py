@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -13,9 +14,11 @@ from pathlib import Path
 import click
 
 from gateway.config.load import LoadedConfig, load
-from gateway.config.parent import follow_parent
+from gateway.config.parent import PARENT_VARIABLE, follow_parent
 from gateway.config.store import connect
 from gateway.domain.errors import ConfigError, WorkerError
+from workers import preflight
+from workers.finding import Part
 from workers.gpu import GpuDesk, list_cards
 from workers.parent import adopt_orphans
 from workers.spec import specs_of
@@ -48,13 +51,16 @@ def workers(config_path: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per probe otherwise
     try:
         loaded = load(config_path)
+        # under `up`, which has checked already, one model that went away must not keep the others from coming back
+        if PARENT_VARIABLE not in os.environ and (errors := preflight.errors(loaded, (Part.WORKERS,))):
+            raise ConfigError(errors)
         asyncio.run(_supervise(loaded))
     except ConfigError as exc:
         for finding in exc.findings:
-            click.echo(f"config: {finding}", err=True)
-        sys.exit(2)
+            click.echo(f"config error: {finding}", err=True)
+        sys.exit(1)
     except WorkerError as exc:
-        click.echo(f"workers: {exc.message}", err=True)
+        click.echo(f"error: {exc.message}", err=True)
         sys.exit(1)
 
 

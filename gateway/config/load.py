@@ -72,7 +72,8 @@ def parse(data: dict[str, Any], path: Path) -> LoadedConfig:
 
 def revision_of(config: Config) -> str:
     content = config.model_dump(mode="json", by_alias=True)
-    content["redis"]["url"] = config.redis.url.get_secret_value()
+    # without its password: a revision is shown, and a weak password could be guessed from it
+    content["redis"]["url"] = config.redis.url.get_secret_value().rpartition("@")[2]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -55,10 +55,11 @@ class Exchange:
                 return value
         return None
 
-    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
+    async def read_body(self, limit_bytes: int, silence_s: float, total_s: float) -> bytes:
         """The whole body. Counts what arrives and does not believe Content-Length, except to refuse early.
 
-        Raises BodyTooLarge, BodyTimeout (silence for `timeout_s`), ClientGone, UnsupportedEncoding.
+        Raises BodyTooLarge, BodyTimeout (silence for `silence_s`, or not whole after `total_s`), ClientGone,
+        UnsupportedEncoding.
         """
         encoding = self.header(b"content-encoding")
         if encoding is not None and encoding.strip().lower() != b"identity":
@@ -68,12 +69,16 @@ class Exchange:
             raise too_large(limit_bytes)
         chunks: list[bytes] = []
         size = 0
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + total_s
         while True:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout_at(min(loop.time() + silence_s, ends_at)):
                     message: Any = await self._receive()
             except TimeoutError as exc:
-                raise BodyTimeout(f"The body stopped arriving for {timeout_s:g} s.") from exc
+                if loop.time() >= ends_at:
+                    raise BodyTimeout(f"The body was not whole after {total_s:g} s.") from exc
+                raise BodyTimeout(f"The body stopped arriving for {silence_s:g} s.") from exc
             if message["type"] == "http.disconnect":
                 raise ClientGone("The caller left while sending its body.")
             chunk = message.get("body", b"")

@@ -90,7 +90,7 @@ async def answer(
     record.key_id, record.user = principal.key_id, principal.user
     class_name = class_for(exchange.header(b"x-poolgate-class"), principal, runtime.config.classes)
     record.class_name = class_name
-    body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s)
+    body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s, gateway.timeouts.total_s)
     exchange.watch()
     request = decode(body, endpoint, principal, class_name, exchange.request_id)
     request.headers = without_broken_trace(h for h in exchange.scope["headers"] if h[0] in PASSED_HEADERS)

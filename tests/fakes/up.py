@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -26,6 +26,7 @@ class Running:
     log: Path
     config: Path
     state: Path
+    seen: set[psutil.Process] = field(default_factory=set)
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -38,17 +39,22 @@ class Running:
         return self.text()
 
     def family(self) -> list[psutil.Process]:
-        """Every process of this installation, whoever its parent is now."""
-        members = []
+        """Every living process of this installation, whoever its parent is now.
+
+        vLLM's engine processes overwrite their command line and environment, so they are known as descendants of
+        `up`, and once seen they are remembered.
+        """
         for found in psutil.process_iter():
             try:
-                if str(self.config.parent) in " ".join(found.cmdline()) or str(
-                    self.config.parent
-                ) in found.environ().get("TMPDIR", ""):
-                    members.append(found)
+                texts = [*found.cmdline(), found.environ().get("TMPDIR", "")]
+                if any(str(self.config.parent) in text for text in texts):
+                    self.seen.add(found)
+                if found.pid == self.child.pid:
+                    self.seen.update(found.children(recursive=True))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return members
+        self.seen = {process for process in self.seen if lives(process)}
+        return sorted(self.seen, key=lambda process: process.pid)
 
     def address(self) -> tuple[str, str]:
         """Base URL and first key, from the ready block."""
@@ -78,3 +84,11 @@ async def running_up(config: Path, ready_s: float | None = READY_S) -> AsyncIter
 
 async def is_gone(running: Running) -> bool:
     return not running.family()
+
+
+def lives(process: psutil.Process) -> bool:
+    """That very process, not another that has got its pid since."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -168,11 +168,11 @@ async def test_a_second_supervisor_is_refused_with_a_reason(write_config):
         assert await asyncio.wait_for(first.wait(), 20) == 0
 
 
-async def test_a_broken_config_is_exit_code_2_with_its_findings(write_config, tmp_path):
+async def test_a_broken_config_is_exit_code_1_with_its_findings(write_config, tmp_path):
     config = write_config()
     config.write_text(config.read_text().replace("org/m", 'org/m"\nnonsense = "x'))
     async with running(config) as process:
-        assert await asyncio.wait_for(process.wait(), 20) == 2
+        assert await asyncio.wait_for(process.wait(), 20) == 1
     assert "nonsense: unknown key" in said(config)
 
 

@@ -55,8 +55,8 @@ def test_any_other_request_id_is_replaced_by_a_new_one(values: tuple[bytes, ...]
 # --- the body -----------------------------------------------------------------------------------------------
 
 
-async def read(server: Server, limit: int = 10, timeout_s: float = 5) -> bytes:
-    return await exchange(server).read_body(limit, timeout_s)
+async def read(server: Server, limit: int = 10, silence_s: float = 5, total_s: float = 50) -> bytes:
+    return await exchange(server).read_body(limit, silence_s, total_s)
 
 
 @pytest.mark.parametrize("pieces", [[b""], [b"12345"], [b"12", b"", b"345"], [b"1"] * 10, [b"1234567890"]])
@@ -92,8 +92,14 @@ async def test_a_wrong_length_is_not_believed(declared: bytes) -> None:
 async def test_a_stalled_upload_ends_at_its_deadline() -> None:
     server = Server([b"1", b"2"])
     server._incoming.pop()
-    with pytest.raises(BodyTimeout):
-        await read(server, timeout_s=0.001)
+    with pytest.raises(BodyTimeout, match=r"stopped arriving for 0\.001 s"):
+        await read(server, silence_s=0.001)
+
+
+async def test_a_body_that_drips_is_not_read_for_ever() -> None:
+    server = Server([b""] * 1_000_000)  # each piece in time, none of them the last
+    with pytest.raises(BodyTimeout, match=r"not whole after 0\.001 s"):
+        await read(server, total_s=0.001)
 
 
 async def test_a_caller_who_leaves_while_sending_is_gone() -> None:
@@ -168,7 +174,7 @@ async def test_a_caller_who_is_gone_is_not_ended_once_more() -> None:
 async def test_the_servers_own_disconnect_behind_a_whole_reply_is_no_hang_up() -> None:
     server = Server(b"x")
     mine = exchange(server)
-    await mine.read_body(10, 5)
+    await mine.read_body(10, 5, 50)
     mine.watch()
     await mine.start(200, [])
     await mine.finish(b"x")
