@@ -165,7 +165,8 @@ async def test_caller_that_leaves_ends_the_generation(line: RealLine) -> None:
             headers={"x-api-key": line.key},
         ) as stream,
     ):
-        await anext(stream.aiter_bytes())
+        pieces = stream.aiter_bytes()  # kept: a forgotten iterator closes its reply
+        await anext(pieces)
 
         async def runs() -> bool:
             return bool((await line.replica("smollm2"))["load"]["running"] == 1)
