@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
@@ -24,9 +25,9 @@ class Server:
         headers: Headers | None = None,
     ) -> None:
         pieces = [body] if isinstance(body, bytes) else list(body)
-        self._incoming: list[dict[str, Any]] = [
+        self._incoming: deque[dict[str, Any]] = deque(
             {"type": "http.request", "body": piece, "more_body": i < len(pieces) - 1} for i, piece in enumerate(pieces)
-        ]
+        )
         self._gone = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
         self.stalls_at: int | None = None  # the message with this number is taken only after `hang_up`
@@ -51,7 +52,8 @@ class Server:
 
     async def receive(self) -> Any:
         if self._incoming:
-            return self._incoming.pop(0)
+            await asyncio.sleep(0)  # as between two reads of a socket
+            return self._incoming.popleft()
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
