@@ -15,6 +15,7 @@ from gateway.domain.request import Endpoint, InferenceRequest
 from gateway.domain.route import Route
 
 TEMPLATE_TOKENS = 256  # what a chat template may add of its own; our margin, SmolLM2's adds 31
+MAX_TOKEN_BYTES = 128  # the longest tokens of today's vocabularies are runs of that many blanks
 BYTES_PER_TOKEN = 4  # English text in JSON; only for the reservation of an uncounted prompt
 COMPLETION_DEFAULT = 16  # vLLM's max_tokens for /v1/completions when the client says nothing
 UNKNOWN_OUTPUT = 1024  # reserved for a chat that names no limit on a route without a cap; settling corrects it
@@ -62,6 +63,13 @@ async def fit(
             f"This model's window is {largest} tokens; {_asks(request, output)}, which leaves no room for a prompt.",
             param=request.output_field,
         )
+    if largest is not None and request.is_countable and (size := prompt_bytes(request)) > largest * MAX_TOKEN_BYTES:
+        # counting megabytes would hold up an engine's other callers, to say what is sure already
+        raise ContextTooLong(
+            f"This model's window is {largest} tokens; the prompt is {size} bytes long, which is more than "
+            f"{size // MAX_TOKEN_BYTES} tokens. Shorten the prompt.",
+            param=prompt_field(request),
+        )
     bound = 1 if request.is_multimodal else request.body_bytes + TEMPLATE_TOKENS
     pools = holding(bound + output, windows)
     prompt: int | None = None
@@ -88,6 +96,14 @@ async def fit(
     return Fit(pools, prompt, reserve, write, was_clamped, was_counted)
 
 
+def prompt_field(request: InferenceRequest) -> str:
+    return "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+
+
+def prompt_bytes(request: InferenceRequest) -> int:
+    return len(bytes(request.fields[prompt_field(request)]))
+
+
 def holding(tokens: int, windows: Mapping[str, int | None]) -> frozenset[str]:
     """The pools whose window takes that many tokens, or is not known."""
     return frozenset(pool for pool, window in windows.items() if window is None or tokens <= window)
@@ -109,7 +125,7 @@ def too_long(request: InferenceRequest, prompt: int, output: int, window: int) -
         return ContextTooLong(
             f"This model's window is {window} tokens; the prompt has {prompt}, which leaves no room for an answer. "
             "Shorten the prompt.",
-            param="messages" if request.endpoint is Endpoint.CHAT else "prompt",
+            param=prompt_field(request),
         )
     return ContextTooLong(
         f"This model's window is {window} tokens; the prompt has {prompt} and {_asks(request, output)}, "

@@ -79,6 +79,7 @@ def test_the_numbers_of_the_rules_are_those_of_the_code() -> None:
     assert all(f"`{role}`" in fields for role in ROLES)
     assert f"{HEAD_BYTES // 1024} KiB together" in section("Request headers")
     assert f"body, {length.TEMPLATE_TOKENS} tokens for the chat template" in section("Length")
+    assert f"{length.MAX_TOKEN_BYTES} bytes for each token" in section("Length")
     cost = section("What a request costs")
     assert length.BYTES_PER_TOKEN == 4 and "a quarter of the body's bytes" in cost
     assert (

@@ -145,6 +145,21 @@ async def test_a_prompt_over_the_window_with_no_limit_asked_blames_the_prompt() 
     assert error.param == "prompt"
 
 
+@pytest.mark.parametrize("endpoint", Endpoint)
+async def test_a_prompt_of_megabytes_is_refused_by_its_bytes_and_not_counted(endpoint: Endpoint) -> None:
+    text = "x" * 5_000_000
+    prompt = {"messages": [{"role": "user", "content": text}]} if endpoint is Endpoint.CHAT else {"prompt": text}
+    request = a_request({"model": "chat", **prompt}, endpoint=endpoint)
+    with pytest.raises(ContextTooLong, match=r"2048 .* is 50\d{5} bytes long.*more than 390\d\d tokens"):
+        await fitted(request, {"small": 512, "a": 2048})
+    assert NOT_ASKED.asked == 0
+    assert (await fitted(request, {"a": 2048, "b": None}, Counter(None))).pools == {"b"}
+
+
+async def test_up_to_the_longest_tokens_there_are_a_prompt_is_counted() -> None:
+    assert (await fitted(long_request(128 * 2000), {"a": 2048}, Counter(2047))).pools == {"a"}
+
+
 async def test_an_output_limit_that_no_window_holds_is_refused_without_counting() -> None:
     for asked in (2048, 10**12):
         request = a_request(max_completion_tokens=asked)
@@ -245,7 +260,7 @@ async def test_a_chat_without_limit_reserves_no_more_than_there_is_room_for() ->
 
 async def test_a_counted_prompt_is_reserved_as_counted_and_an_uncounted_one_as_no_more_than_the_window() -> None:
     assert (await fitted(long_request(max_tokens=5), {"a": 2048}, Counter(1234))).prompt_tokens == 1234
-    assert (await fitted(long_request(400_000, max_tokens=5), {"a": 2048}, Counter(None))).prompt_tokens == 2048
+    assert (await fitted(long_request(200_000, max_tokens=5), {"a": 2048}, Counter(None))).prompt_tokens == 2048
 
 
 # --- properties ---------------------------------------------------------------------------------------------
