@@ -41,6 +41,10 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
         "The package index refuses us. Check the index and its credentials in `pip config list`.",
     ),
     (
+        re.compile(r"ResolutionImpossible"),
+        "pip's own settings forbid a version that is needed: see `pip config list` for a constraints file.",
+    ),
+    (
         re.compile(r"No matching distribution found for|is not a supported wheel on this platform"),
         "The package index has no build of this package for this Python and processor. CPython 3.11 or 3.12 on x86-64 "
         "Linux is what we test; choose one with `make PYTHON=python3.12 …`.",
@@ -83,10 +87,12 @@ def _package(file_name: str) -> str:
 
 
 def has_no_match(tail: Sequence[str], package: str) -> bool:
-    """pip looked, and the index does not carry `package` for this Python and machine (as against: not reached)."""
-    return any(f"No matching distribution found for {package}" in line for line in tail) and not any(
-        "Retrying (" in line for line in tail
-    )
+    """pip looked, and the index does not carry the one `package` that was asked for (as against: was not reached).
+
+    With a constraints file in its settings, pip calls the same thing a conflict between the user and the constraint.
+    """
+    told = (f"No matching distribution found for {package}", f"Cannot install {package}")
+    return any(text in line for line in tail for text in told) and not any("Retrying (" in line for line in tail)
 
 
 def explain(code: int, tail: Sequence[str]) -> str:

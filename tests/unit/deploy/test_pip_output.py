@@ -11,6 +11,7 @@ NETWORK = (
     "by 'NewConnectionError('<HTTPSConnection object>: Failed to establish a new connection: [Errno -3] Temporary "
     "failure in name resolution')': /simple/numpy/"
 )
+CONFLICT = "ERROR: Cannot install torch==2.13.0+cpu because these package versions have conflicting dependencies."
 NONE_FOUND = "ERROR: No matching distribution found for torch==2.13.0+cpu"
 
 
@@ -60,6 +61,7 @@ def test_a_line_of_pip_becomes_a_note(line: str, note: str | None) -> None:
             "python3-venv",
         ),
         (1, ["PermissionError: [Errno 13] Permission denied: '/x/.venv'"], "cannot be written"),
+        (1, [CONFLICT, "ERROR: ResolutionImpossible: for help visit …"], "constraints file"),
         (-9, ["Installing collected packages: torch"], "memory ran out"),
         (1, ["something new"], "the log says more"),
     ],
@@ -70,5 +72,6 @@ def test_a_failure_is_explained_with_what_to_do(code: int, tail: list[str], way_
 
 def test_an_index_without_the_package_is_not_an_index_out_of_reach() -> None:
     assert has_no_match([NONE_FOUND], "torch")
+    assert has_no_match([CONFLICT, "    The user requested (constraint) torch<=2.14.1"], "torch")
     assert not has_no_match([NETWORK, NONE_FOUND], "torch")
     assert not has_no_match(["ERROR: No matching distribution found for numpy==2.3.5"], "torch")
