@@ -30,7 +30,7 @@ from fakes.story import (
     settled,
     usage_event,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.gate import Gate
@@ -534,6 +534,7 @@ OURS = {
 foreign = st.dictionaries(st.text(max_size=10).filter(lambda name: name not in OURS | DENIED_FIELDS), JSON, max_size=5)
 
 
+@settings(deadline=None)
 @given(foreign=foreign, indent=st.sampled_from([None, 1]), is_ascii=st.booleans(), is_stream=st.booleans())
 async def test_every_field_that_is_not_ours_reaches_the_engine_byte_for_byte(
     foreign: dict[str, Any], indent: int | None, is_ascii: bool, is_stream: bool

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes.story import a_request
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.length import TEMPLATE_TOKENS, UNKNOWN_OUTPUT, Fit, fit
@@ -270,6 +270,7 @@ windows_of_pools = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(
     windows=windows_of_pools,
     prompt_bytes=st.integers(0, 5000),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.story import ALICE, MESSAGES, a_request
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.errors import BadRequest
@@ -106,6 +106,7 @@ def test_a_compressed_body_that_says_nothing_is_not_json() -> None:
     refused(gzip.compress(json.dumps(chat()).encode()))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(Endpoint))
 @example(b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}', CHAT)
 def test_any_bytes_are_a_request_or_a_bad_request(body: bytes, endpoint: Endpoint) -> None:
@@ -133,6 +134,7 @@ OWNED = [
 ]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(OWNED) | st.text(max_size=6), JSON, max_size=8), st.sampled_from(Endpoint))
 def test_any_json_object_is_a_request_or_a_short_refusal_that_names_no_more_than_a_field(
     body: dict[str, Any], endpoint: Endpoint
@@ -143,6 +145,7 @@ def test_any_json_object_is_a_request_or_a_short_refusal_that_names_no_more_than
         assert len(exc.message) < 1000
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40), st.sampled_from(OWNED), st.sampled_from(Endpoint))
 def test_any_bytes_as_the_value_of_an_owned_field_are_a_request_or_a_bad_request(
     value: bytes, name: str, endpoint: Endpoint

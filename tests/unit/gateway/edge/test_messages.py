@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.errors import BadRequest
@@ -115,6 +115,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.fixed_dictionaries({"role": st.sampled_from(ROLES)}, optional={"content": JSON}) | JSON, max_size=4))
 def test_any_json_as_messages_is_taken_or_refused(messages: Any) -> None:
     try:

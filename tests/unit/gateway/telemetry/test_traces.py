@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from fakes.story import a_record
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
@@ -116,6 +116,7 @@ def test_two_parents_are_none() -> None:
     assert World().span_of(a_record(), VALID, VALID).parent is None
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80), st.binary(max_size=80))
 def test_no_header_breaks_a_request(parent: bytes, state: bytes) -> None:
     World().span_of(a_record(), (b"traceparent", parent), (b"tracestate", state))
