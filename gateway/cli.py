@@ -16,16 +16,8 @@ import click
 from gateway.cli_keys import keys
 from gateway.cli_status import status
 from gateway.config.load import load
+from gateway.config.option import config_option
 from gateway.domain.errors import ConfigError, GatewayError
-
-config_option = click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("config.toml"),
-    show_default=True,
-    help="The config file.",
-)
 
 
 class Poolgate(click.Group):

@@ -19,6 +19,7 @@ from gateway.admission.key_ring import KeyRing
 from gateway.admission.keys import limits_from
 from gateway.admission.link import RedisLink
 from gateway.config.load import LoadedConfig, load
+from gateway.config.option import config_option
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.request import Limits
 
@@ -26,15 +27,6 @@ T = TypeVar("T")
 
 TIMEOUT_S = 5.0  # a person waits, and not for long
 SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-
-config_option = click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("config.toml"),
-    show_default=True,
-    help="The config file.",
-)
 
 
 class Duration(click.ParamType[int]):

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gateway.config.load import LoadedConfig, load
+from gateway.config.option import config_option
 from gateway.config.store import connect
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.replica import FleetDocument, ReplicaRecord
@@ -21,14 +22,7 @@ from gateway.fleet.sources.supervisor import SupervisorSource
 
 
 @click.command()
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("config.toml"),
-    show_default=True,
-    help="The config file of the installation to look at.",
-)
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="For machines: one JSON document.")
 def status(path: Path, as_json: bool) -> None:
     """Show every pool with its replicas: state, for how long, load, and why when something is wrong.

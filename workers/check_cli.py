@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from gateway.config.load import LoadedConfig, load
+from gateway.config.option import config_option
 from gateway.domain.errors import ConfigError
 from workers.finding import Finding, Part, Severity
 from workers.preflight import findings, gather
@@ -20,14 +21,7 @@ KEY_COLUMNS = 34  # longer key paths push their line to the right
 
 
 @click.command(short_help="Is config.toml sound, and can this machine run it?")
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("config.toml"),
-    show_default=True,
-    help="The config file.",
-)
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 def check(path: Path, as_json: bool) -> None:
     """Say whether config.toml is sound and whether this machine can run it. Starts nothing.

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from gateway.config.load import LoadedConfig, load
+from gateway.config.option import config_option
 from gateway.config.parent import PARENT_VARIABLE, follow_parent
 from gateway.config.store import connect
 from gateway.domain.errors import ConfigError, WorkerError
@@ -28,15 +29,8 @@ STORE_TIMEOUT_S = 2.0
 
 
 @click.command()
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    default=Path("config.toml"),
-    show_default=True,
-    help="The configuration file.",
-)
-def workers(config_path: Path) -> None:
+@config_option
+def workers(path: Path) -> None:
     """Run the vLLM workers of this machine.
 
     Starts one `vllm serve` for each replica of each pool that has a `model`, restarts those that die, and tells the
@@ -50,7 +44,7 @@ def workers(config_path: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per probe otherwise
     try:
-        loaded = load(config_path)
+        loaded = load(path)
         # under `up`, which has checked already, one model that went away must not keep the others from coming back
         if PARENT_VARIABLE not in os.environ and (errors := preflight.errors(loaded, (Part.WORKERS,))):
             raise ConfigError(errors)

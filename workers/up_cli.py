@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gateway.config.load import LoadedConfig, load
+from gateway.config.option import config_option
 from gateway.domain.errors import ConfigError
 from workers import preflight
 from workers.progress import ProgressPrinter
@@ -17,14 +18,7 @@ from workers.up import Up
 
 
 @click.command()
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("config.toml"),
-    show_default=True,
-    help="The config file.",
-)
+@config_option
 def up(path: Path) -> None:
     """Start everything on this machine: Redis, the vLLM workers, the gateway.
 
