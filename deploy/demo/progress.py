@@ -82,7 +82,9 @@ class Progress:
         if self._is_live:
             self._out.write("\r\x1b[K")
         self._out.write(f"      {text}\n")
-        self._show()
+        if self._is_live:
+            self._show()
+        self._out.flush()
 
     def run(
         self,
