@@ -20,21 +20,30 @@ _PHASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Resolved architecture: (\w+)"), "reading the model ({0})"),
     (re.compile(r"Fetching \d+ files:.*?(\d+)/(\d+)"), "downloading {0}/{1} files"),
     (re.compile(r"Initializing a V1 LLM engine"), "starting the engine"),
-    (re.compile(r"Starting to load model"), "loading weights"),
+    (re.compile(r"Starting to load model|Loading model from scratch"), "loading weights"),
     (re.compile(r"Loading \S+ checkpoint shards:.*?(\d+)/(\d+)"), "loading weights {0}/{1}"),
     (re.compile(r"Loading weights took"), "weights loaded"),
+    (re.compile(r"Model loading took ([\d.]+ GiB)"), "weights loaded ({0})"),
     (re.compile(r"Dynamo bytecode transform|Compiling a graph|Start compiling function"), "compiling"),
-    (re.compile(r"Memory profiling takes|Available KV cache memory|profile, create kv cache"), "profiling memory"),
+    (re.compile(r"Memory profiling takes|Available KV cache memory"), "profiling memory"),
     (re.compile(r"Capturing CUDA graphs?.*?(\d+)/(\d+)"), "capturing graphs {0}/{1}"),
+    (re.compile(r"Graph capturing finished"), "warming up kernels"),
     (re.compile(r"KV cache size: ([\d,]+) tokens"), "KV cache of {0} tokens"),
+    (re.compile(r"init engine \("), "engine initialized"),
     (re.compile(r"Starting vLLM server|Starting vLLM API server"), "starting server"),
 )
 
 _ARGPARSE = re.compile(r"^vllm[\w. -]*: error: (?P<text>.+)")
 _PYDANTIC = re.compile(r"^\s*(?:Value|Assertion) error, (?P<text>.+?)(?: \[type=.*)?$")
 _EXCEPTION = re.compile(r"^(?P<name>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|NotFound))(?:: (?P<text>.+))?$")
-_OUT_OF_MEMORY = re.compile(r"(?P<text>(?:CUDA out of memory|CUDA error: out of memory|Free memory on device).*)")
-_SAYS_NOTHING = re.compile(r"Engine core initialization failed|validation errors? for|WorkerProc initialization failed")
+# "Free memory on device (124/139 GiB) on startup." alone is what a healthy start says
+_OUT_OF_MEMORY = re.compile(
+    r"(?P<text>(?:CUDA out of memory|CUDA error: out of memory|Free memory on device.*is less than).*)"
+)
+_SAYS_NOTHING = re.compile(
+    r"Engine core initialization failed|validation errors? for|WorkerProc initialization failed"
+    r"|engine core exited unexpectedly|EngineCore encountered an issue"
+)
 _PLAIN_CLASSES = frozenset({"ValueError", "RuntimeError", "Exception", "AssertionError"})  # their text is enough
 
 
