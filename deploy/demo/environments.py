@@ -52,6 +52,11 @@ class Made:
         return self._stamp().get("ready") == self.key and self._runs
 
     @property
+    def is_untried(self) -> bool:
+        """All is installed; only the first run of it is missing, or failed."""
+        return self._stamp().get("installed") == self.key and self._runs
+
+    @property
     def is_outdated(self) -> bool:
         """Whole, of this Python, from other inputs: pip can bring it up to date."""
         python = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -76,6 +81,9 @@ class Made:
             _remove(self.path)
             self.path.mkdir(parents=True)
         self._write({"made_by_us": is_ours})
+
+    def installed(self) -> None:
+        self._write({**self._stamp(), "installed": self.key})
 
     def finish(self) -> None:
         self._write({**self._stamp(), "ready": self.key})

@@ -1,4 +1,4 @@
-"""What pip's output means for a person: what it is at, and what to do when it failed. Pure; called by `prepare.py`."""
+"""What commands' output means for a person: what pip is at, and what to do about a failure. Pure; for `prepare.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ _FILE = re.compile(
 )
 _VERBS = {"Downloading": "downloading", "Using cached": "from pip's cache:", "Processing": "unpacking"}
 
-# first match wins: a pattern in pip's last lines, and the way out
+# first match wins: a pattern in a command's last lines, and the way out
 _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"No space left on device"),
         "The disk is full: make room and run the same command again.",
+    ),
+    (
+        re.compile(r"Failed to infer device type|CUDA driver|libcuda\.so"),
+        "vLLM is installed but finds no working NVIDIA driver: see what nvidia-smi says, then run the same command again. "
+        "Or take the build for the CPU: make serve DEVICE=cpu.",
     ),
     (
         re.compile(r"ensurepip is not available|No module named '?(?:ensurepip|venv|pip)\b"),

@@ -66,14 +66,17 @@ def redis(venv: Path, progress: Progress) -> None:
 
 
 def vllm(made: Made, device: str, progress: Progress) -> None:
-    _begin(made)
-    _create(made.path, progress)
-    if device == NVIDIA:
-        wanted = environments.vllm_range(PYPROJECT)
-        progress.say(f"there is an NVIDIA GPU: {wanted} with its dependencies, several GB to download")
-        pip(made.path, [wanted, "gguf"], progress)  # gguf: for converting the demo model
-    else:
-        _cpu_build(made.path, progress)
+    """A first run that fails (the driver, say) is tried again by the next set-up without installing again."""
+    if not made.is_untried:
+        _begin(made)
+        _create(made.path, progress)
+        if device == NVIDIA:
+            wanted = environments.vllm_range(PYPROJECT)
+            progress.say(f"there is an NVIDIA GPU: {wanted} with its dependencies, several GB to download")
+            pip(made.path, [wanted, "gguf"], progress)  # gguf: for converting the demo model
+        else:
+            _cpu_build(made.path, progress)
+        made.installed()
     progress.note("trying it once: vllm --version")
     progress.run([str(made.path / "bin/vllm"), "--version"], env=_quiet_env())
     made.finish()

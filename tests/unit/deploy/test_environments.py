@@ -48,6 +48,14 @@ def test_an_update_keeps_what_is_there_and_is_unfinished_until_it_ends(tmp_path:
     assert newer.is_ready and not newer.is_foreign
 
 
+def test_an_environment_that_failed_its_first_run_is_not_installed_again(tmp_path: Path) -> None:
+    made = an_environment(tmp_path / "venv", "k1")
+    assert not made.is_untried
+    made.installed()
+    assert made.is_untried and not made.is_ready
+    assert not Made(made.path, "k2").is_untried
+
+
 def test_an_environment_whose_python_went_away_is_made_anew(tmp_path: Path) -> None:
     made = an_environment(tmp_path / "venv")
     made.finish()

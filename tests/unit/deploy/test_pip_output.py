@@ -63,6 +63,7 @@ def test_a_line_of_pip_becomes_a_note(line: str, note: str | None) -> None:
         (1, ["PermissionError: [Errno 13] Permission denied: '/x/.venv'"], "cannot be written"),
         (1, [CONFLICT, "ERROR: ResolutionImpossible: for help visit …"], "constraints file"),
         (-9, ["Installing collected packages: torch"], "memory ran out"),
+        (1, ["RuntimeError: Failed to infer device type, please set …"], "DEVICE=cpu"),
         (1, ["something new"], "the log says more"),
     ],
 )
