@@ -19,8 +19,8 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(r"Failed to infer device type|CUDA driver|libcuda\.so"),
-        "vLLM is installed but finds no working NVIDIA driver: see what nvidia-smi says, then run the same command again. "
-        "Or take the build for the CPU: make serve DEVICE=cpu.",
+        "vLLM is installed but finds no working NVIDIA driver: see what nvidia-smi says and try again. "
+        "The build for the CPU is the other way: make serve DEVICE=cpu.",
     ),
     (
         re.compile(r"ensurepip is not available|No module named '?(?:ensurepip|venv|pip)\b"),
