@@ -32,7 +32,7 @@ class Row:
     start_ticks: int
     parent: int
     session: int
-    is_zombie: bool
+    is_zombie: bool  # dead to the last thread; only its parent has not taken note of it
 
     @property
     def identity(self) -> Identity:
@@ -58,7 +58,9 @@ def row_of(pid: int) -> Row | None:
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return Row(pid, int(fields[19]), int(fields[1]), int(fields[3]), fields[0] in (b"Z", b"X"))
+    # a first thread that has ended is shown as a zombie while others go on and hold the process's memory
+    is_zombie = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+    return Row(pid, int(fields[19]), int(fields[1]), int(fields[3]), is_zombie)
 
 
 def table() -> dict[int, Row]:

@@ -19,7 +19,9 @@ from workers.errors import StartRefused
 from workers.logs import ChildLog
 from workers.proc import Family, Identity
 
-KILL_S = 10.0  # until every killed process must be gone; one in an uninterruptible system call may not be
+# until every killed process must be gone: one that gives back much memory takes seconds, one in an uninterruptible
+# system call may stay for ever
+KILL_S = 30.0
 SECOND_TERM_S = 2.0  # vLLM swallows a first SIGTERM while its engine starts; a second one then works
 
 
