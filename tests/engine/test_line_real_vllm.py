@@ -209,6 +209,11 @@ async def test_killed_engine_costs_its_own_requests_and_comes_back(line: RealLin
         return bool(now["state"] == "ready" and now["pid"] != before["pid"] and now["restarts"] == 1)
 
     await eventually(is_back, "the engine is back", READY_S)
+
+    async def serves() -> bool:
+        return (await line.post(max_tokens=2)).headers["x-poolgate-pool"] == "smollm2"
+
+    await eventually(serves, "the gateway has heard of it", 10)
     again = await line.openai.chat.completions.create(model="chat", messages=FRANCE, max_tokens=16)
     assert "Paris" in (again.choices[0].message.content or "")
 
