@@ -15,6 +15,7 @@ from gateway.config.tasks import end_task, to_its_end
 from gateway.domain.replica import ReplicaState
 from workers import proc
 from workers.command import Launch, launch_of
+from workers.engine_key import engine_key
 from workers.errors import PortTaken
 from workers.health import Engine
 from workers.leftovers import WorkerRecord
@@ -59,7 +60,7 @@ class Life:
         self._update = update
         self._stop = stop
         self._hurry = hurry
-        self._key = secrets.token_urlsafe(32)
+        self._key = ""
         self._was_ready = False
         self._is_loading = True  # its log tells the phase
         self._phase = "importing"
@@ -87,6 +88,7 @@ class Life:
         await self._around.gpus.wait_for_memory(self._spec.gpus, self._spec.memory_share)
 
     async def _on_port(self, port: int, turn: contextlib.AsyncExitStack) -> End | None:
+        self._key = engine_key(self._spec.state_dir, self._spec.id)
         launch = launch_of(
             self._spec,
             port=port,

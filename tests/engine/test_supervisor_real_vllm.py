@@ -67,7 +67,7 @@ async def test_a_killed_engine_is_replaced_and_a_stop_leaves_no_process(vllm_com
         assert not any(is_alive(pid) for pid in family)
 
         second = await run.is_in(ReplicaState.READY, START_S)
-        assert second.restarts == 1 and second.api_key != first.api_key
+        assert second.restarts == 1 and second.api_key == first.api_key  # else vLLM 0.26 compiles anew
         assert (await answer(second.url, second.api_key)).status_code == 200
         family = processes(second.pid)
         assert len(family) >= 3
