@@ -19,7 +19,7 @@ from workers.engine_key import engine_key
 from workers.errors import PortTaken
 from workers.health import Engine
 from workers.leftovers import WorkerRecord
-from workers.log_lines import cause_of
+from workers.log_lines import cause_of, names_a_cause
 from workers.ports import internal_port
 from workers.process import Child
 from workers.readiness import load_if_known, until_idle, until_ready, until_unhealthy
@@ -221,7 +221,10 @@ class Life:
         how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         if status == 0:
             how += ", which nobody asked for"
-        cause = cause_of(child.log.lines())
+        lines = child.log.lines()
+        if status == -signal.SIGKILL and not any(map(names_a_cause, lines)):
+            return f"{how}, by somebody or by the kernel when memory ran out"  # it could not say a last word
+        cause = cause_of(lines)
         return f"{cause} ({how})" if cause else how
 
     def _on_phase(self, phase: str) -> None:

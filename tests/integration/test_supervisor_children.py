@@ -103,6 +103,14 @@ async def test_an_exit_with_code_0_that_nobody_asked_for_is_a_crash(supervise):
         assert (again.restarts, again.api_key) == (1, record.api_key)
 
 
+async def test_a_killed_worker_is_not_explained_by_the_last_line_of_its_log(supervise):
+    program = 'print("GET /metrics 200", flush=True); note("said", 1)'
+    async with supervise(after=program, policy=RestartPolicy(first_s=3, jitter=0)) as run:
+        record = await run.is_in(ReplicaState.READY)
+        os.kill(record.pid, signal.SIGKILL)
+        await until(lambda: run.record.detail.startswith("ended by SIGKILL"))
+
+
 async def test_an_unknown_option_is_not_tried_again(supervise, tmp_path):
     program = 'starts(); print("vllm: error: unrecognized arguments: --frobnicate 1"); sys.exit(2)'
     async with supervise(before=program) as run:
