@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import redis.asyncio as redis_asyncio
@@ -15,17 +16,33 @@ from gateway.fleet.sources.base import SourceUnavailable
 log = logging.getLogger(__name__)
 
 
+# How long a host's last document stands when none is there any more. A supervisor that stops says so in its last one;
+# so a missing one means that Redis was emptied, takes no writes (full disk, no memory), or that the host died, and then
+# its replicas refuse connections. Forgetting healthy replicas would be the worst of these.
+LAST_WORD_S = 600.0
+
+
 class SupervisorSource:
-    """Reads every host's document; one whose TTL ran out is gone, and its host leaves the index."""
+    """Reads every host's document, and remembers the last one of each host for LAST_WORD_S."""
 
     name = "supervisors"
 
-    def __init__(self, redis: redis_asyncio.Redis) -> None:
+    def __init__(self, redis: redis_asyncio.Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = redis
+        self._clock = clock
+        self._last: dict[str, tuple[float, FleetDocument]] = {}  # by host: when it was read, what it said
+        self._silent: set[str] = set()
         self._ignored: set[str] = set()  # hosts whose document cannot be read; told once
 
     async def replicas(self) -> Sequence[ReplicaRecord]:
-        return [replica for document in await self.documents() for replica in document.replicas]
+        now = self._clock()
+        self._last |= {document.host: (now, document) for document in await self.documents()}
+        self._last = {host: word for host, word in self._last.items() if now - word[0] <= LAST_WORD_S}
+        silent = {host for host, (read_at, _) in self._last.items() if read_at < now}
+        for host in silent - self._silent:
+            log.warning("host %s publishes nothing; its last word stands for %.0f s", host, LAST_WORD_S)
+        self._silent = silent
+        return [replica for _, document in self._last.values() for replica in document.replicas]
 
     async def documents(self) -> list[FleetDocument]:
         """Raises SourceUnavailable when Redis does not answer in time."""
