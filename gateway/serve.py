@@ -56,7 +56,7 @@ class ProcessGroup:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
         self._children = [self._start() for _ in range(self._count)]
         while not self._signals:

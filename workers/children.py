@@ -14,6 +14,7 @@ from gateway.config.parent import PARENT_VARIABLE
 from workers.logs import ChildLog
 
 RESTART_WAIT_S = 1.0
+HURRY_S = 5.0  # for a child that was told to stop at once
 RESTARTS_ALLOWED = 5
 RESTART_WINDOW_S = 120.0
 
@@ -85,7 +86,8 @@ class Child:
                 self._process.send_signal(number)
 
     async def stop(self, grace_s: float, is_hurried: asyncio.Event) -> bool:
-        """SIGTERM, then SIGKILL of its whole session after `grace_s` or as soon as `is_hurried` is set.
+        """SIGTERM, then SIGKILL of its whole session after `grace_s`; `is_hurried` sends a second SIGTERM and cuts
+        what is left of the grace time to HURRY_S.
 
         False when it had to be killed.
         """
@@ -97,6 +99,9 @@ class Child:
         hurried = asyncio.ensure_future(is_hurried.wait())
         try:
             await asyncio.wait({ended, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done() and hurried.done():
+                self.signal(signal.SIGTERM)
+                await asyncio.wait({ended}, timeout=min(HURRY_S, grace_s))
             if ended.done():
                 return True
             with contextlib.suppress(ProcessLookupError):

@@ -70,7 +70,7 @@ async def _supervise(loaded: LoadedConfig) -> None:
     # Handlers come first: a stop must work at any moment, and a SIGINT that was ignored when we were started (nohup, &)
     # would be ignored by the workers as well. A handler is reset to the default in a child, an ignored signal is not.
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # HUP: the terminal was closed
         loop.add_signal_handler(number, on_signal)
     adopt_orphans()
     if not follow_parent():

@@ -60,11 +60,9 @@ async def handle(runtime: Runtime, endpoint: Endpoint, exchange: Exchange) -> No
     except asyncio.CancelledError:
         if exchange.is_gone:
             await fail(exchange, record, ClientGone("The caller hung up."))
-        elif exchange.is_ended:
+        else:  # the drain time is over, or the server was told to stop at once: either way the caller is told
             record.ending = Ending.FAILED.value
             await fail(exchange, record, ShuttingDown("This gateway is shutting down.", retry_after_s=1))
-        else:
-            raise
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
     except Exception:

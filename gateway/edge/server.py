@@ -49,9 +49,9 @@ def server_config(app: Any, *, drain_s: float) -> uvicorn.Config:
 class GatewayServer(uvicorn.Server):
     """One gateway process.
 
-    First SIGTERM or SIGINT: `on_drain` is called on the event loop, new connections are refused, idle ones closed,
-    running replies go on. Second one: what still runs is cancelled at once. The exit code is 0 either way: uvicorn's
-    own Server raises the signal again after a clean stop, and the process would seem killed by it.
+    First SIGTERM, SIGINT or SIGHUP: `on_drain` is called on the event loop, new connections are refused, idle ones
+    closed, running replies go on. Second one: what still runs is cancelled at once. The exit code is 0 either way:
+    uvicorn's own Server raises the signal again after a clean stop, and the process would seem killed by it.
     """
 
     def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None = None) -> None:
@@ -92,7 +92,7 @@ class GatewayServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        handled = (signal.SIGINT, signal.SIGTERM)
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {sig: signal.signal(sig, self.handle_exit) for sig in handled}
         try:
             yield

@@ -309,12 +309,13 @@ async def test_a_caller_who_leaves_while_it_is_told_of_the_end_is_no_failure_of_
     assert record.error_code == "shutting_down"
 
 
-async def test_a_servers_own_cancellation_passes_through_and_is_recorded() -> None:
-    world, busy, task = await busy_with(Server(STREAM))
+async def test_a_caller_is_told_when_the_server_is_made_to_stop_at_once() -> None:
+    server = Server(STREAM)
+    world, busy, task = await busy_with(server)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert busy.was_cancelled and len(world.records) == 1 and not world.runtime.exchanges
+    record = await asyncio.wait_for(task, 5)
+    assert busy.was_cancelled and record.error_code == "shutting_down" and not world.runtime.exchanges
+    assert (server.status, server.error()["code"]) == (503, "shutting_down")
 
 
 async def test_a_caller_that_stopped_reading_is_given_up_by_the_sweep() -> None:
