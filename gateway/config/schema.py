@@ -7,13 +7,26 @@ vLLM's own options keep vLLM's own names.
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+PlainText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]  # no path or name holds a NUL
+EnvName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
+EnvValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 PositiveSeconds = Annotated[float, Field(gt=0, le=604_800)]  # a week: "for ever" is a mistake here
 TomlValue = str | int | float | bool | list[Any] | dict[str, Any]
 
@@ -37,6 +50,17 @@ RESERVED_VLLM_ARGS = frozenset(
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic takes `true` for 1; a port of `true` is a slip."""
+        if isinstance(value, bool):
+            annotation = cls.model_fields[info.field_name or ""].annotation
+            kinds = get_args(annotation) or (annotation,)
+            if bool not in kinds and (int in kinds or float in kinds):
+                raise ValueError("must be a number, not true or false")
+        return value
+
 
 class TimeoutsSection(Section):
     """Deadlines of one request, in seconds."""
@@ -50,12 +74,12 @@ class TimeoutsSection(Section):
 
 
 class GatewaySection(Section):
-    host: str = "127.0.0.1"
+    host: PlainText = "127.0.0.1"
     port: int = Field(8080, ge=1, le=65535)
     processes: int = Field(1, ge=0, le=256)  # 0: one per core
     max_body_bytes: int = Field(8_388_608, ge=1024)
     drain_s: PositiveSeconds = 30
-    state_dir: str = ".poolgate"  # relative to the config file
+    state_dir: PlainText = ".poolgate"  # relative to the config file
     timeouts: TimeoutsSection = TimeoutsSection()
 
 
@@ -70,11 +94,28 @@ class RedisSection(Section):
         text = url.get_secret_value()
         if text != "embedded" and not text.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError('is no Redis; give "embedded", redis://…, rediss://… or unix://…')
+        if text != "embedded":
+            check_redis_url(text)
         return url
 
     @property
     def is_embedded(self) -> bool:
         return self.url.get_secret_value() == "embedded"
+
+
+def check_redis_url(text: str) -> None:
+    """Raises ValueError for what redis-py would only stumble over when it connects; never repeats the URL."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError as exc:
+        raise ValueError("cannot be read; write redis://:PASSWORD@HOST:PORT/NUMBER, brackets around IPv6") from exc
+    if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
+        raise ValueError("names no database by number; write redis://HOST:PORT/NUMBER")
+    known = {"db", "username", "password", "protocol"}
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in known and not name.startswith("ssl_"):
+            raise ValueError(f'has an option "{name}" that Redis does not know; remove it')
 
 
 class ClassSection(Section):
@@ -119,7 +160,7 @@ class KeySection(Section):
 
 class WorkersSection(Section):
     vllm: str = "vllm"  # the command; with a slash in it: relative to the config file
-    env: dict[str, str] = {}  # for every worker
+    env: dict[EnvName, EnvValue] = {}  # for every worker
     load_s: PositiveSeconds = 1800  # from spawn to ready
     stop_s: PositiveSeconds = 20  # from SIGTERM to SIGKILL
 
@@ -137,7 +178,7 @@ class PoolSection(Section):
     urls: list[str] | None = None
     served_name: str | None = None  # default: the pool's name; for urls: the name those servers know
     vllm: str | None = None  # this pool on another vLLM
-    env: dict[str, str] = {}
+    env: dict[EnvName, EnvValue] = {}
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     quantization: str | None = None
     dtype: str | None = None
