@@ -1,5 +1,5 @@
 """`python -m gateway` is the command `poolgate`: how `poolgate up` starts its children whatever PATH says."""
 
-from gateway.cli import main
+from gateway.entry import main
 
 main()

@@ -45,6 +45,11 @@ class Poolgate(click.Group):
         except GatewayError as exc:
             click.echo(f"error: {exc.message}", err=True)
             ctx.exit(1)
+        except OSError as exc:
+            if exc.filename is None:
+                raise
+            click.echo(f"error: {exc.filename}: {exc.strerror}", err=True)
+            ctx.exit(1)
 
 
 @click.group(cls=Poolgate, context_settings={"help_option_names": ["-h", "--help"]})

@@ -17,8 +17,11 @@ def base_url(config: Config) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}/v1"
 
 
-def ready_block(config: Config, key: str | None, revision: str, took_s: float) -> str:
-    """`key`: the first key in clear, for a person at this terminal; None when the config has keys of its own."""
+def ready_block(config: Config, key: str | None, revision: str, took_s: float, option: str = "") -> str:
+    """`key`: the first key in clear, for a person at this terminal; None when the config has keys of its own.
+
+    `option`: what the other commands need to find this config, such as " --config FILE".
+    """
     url, model = base_url(config), next(iter(config.routes))
     shown = key or "$POOLGATE_KEY"
     quoted = shlex.quote(f"Authorization: Bearer {key}") if key else f'"Authorization: Bearer {shown}"'
@@ -47,7 +50,7 @@ def ready_block(config: Config, key: str | None, revision: str, took_s: float) -
         "for chunk in stream:",
         '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
         "",
-        "  Another terminal:  poolgate status   poolgate keys list      Stop: Ctrl-C",
+        f"  Another terminal:  poolgate status{option}   poolgate keys list{option}      Stop: Ctrl-C",
         "",
     ]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ class Watch:
         self._store = store
         self._printer = printer
         self._began = time.monotonic()
+        is_default = loaded.path == Path("config.toml").resolve()
+        self._config_option = "" if is_default else f" --config {shlex.quote(str(loaded.path))}"
         self._count = sum(len(pool.replicas) for pool in loaded.config.pools.values() if pool.model)
 
     async def run(self) -> None:
@@ -47,7 +50,8 @@ class Watch:
         key_file = self._loaded.state_dir / FIRST_KEY_FILE
         config = self._loaded.config
         key = None if config.keys else await asyncio.to_thread(read_key, key_file)
-        self._printer.say(ready_block(config, key, self._loaded.revision, time.monotonic() - self._began))
+        took_s = time.monotonic() - self._began
+        self._printer.say(ready_block(config, key, self._loaded.revision, took_s, self._config_option))
         await self._tell_changes(replicas)
 
     async def _until_settled(self) -> list[ReplicaRecord]:

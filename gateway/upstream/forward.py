@@ -81,6 +81,8 @@ class Forwarder:
         headers: list[tuple[bytes, bytes]],
     ) -> Outcome:
         body = await sent.reply.read_all(MAX_PLAIN_BYTES)
+        if not body.lstrip()[:1] == b"{":
+            raise UpstreamBroken("The engine's reply is not a JSON object.", response_began=True)
         if ABORTED.search(body) is not None:
             raise UpstreamError("The engine gave up this request before it was finished.")
         progress.first_byte_at = time.monotonic()

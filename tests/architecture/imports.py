@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "composition": ("edge", *_UNDER_EDGE),
     "workers": _GROUND,
 }
-COMPOSITION = ("app", "serve", "cli", "__main__")  # gateway/*.py that join the parts; cli_* as well
+COMPOSITION = ("app", "serve", "cli", "entry", "__main__")  # gateway/*.py that join the parts; cli_* as well
 
 # Where a foreign package may be imported; a module stands for itself and what is below it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
