@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ import httpx
 import pytest
 from fakes.engine import FakeEngine, eventually, running_fake_engine
 from fakes.line import KEY, MESSAGES, Gateway, free_port, running_gateway, sha256
+from redis.asyncio import Redis
+
+from gateway.domain.replica import HOSTS_KEY, FleetDocument, ReplicaRecord, ReplicaState, fleet_key
 
 LIMITED = "sk-test-limited-0123456789"
 
@@ -148,6 +152,31 @@ async def test_pool_that_has_no_replica_is_a_503_with_state_and_retry_after(tmp_
         assert "tiny (no replica known)" in reply.json()["error"]["message"]
         assert (await gateway.client.get(gateway.url + "/ready")).status_code == 503
         assert (await gateway.client.get(gateway.url + "/health")).status_code == 200
+
+
+async def test_replicas_stay_known_when_redis_comes_back_empty(
+    tmp_path: Path, redis_url: str, redis_client: Redis
+) -> None:
+    async with (
+        running_fake_engine(name="tiny", key="") as engine,
+        running_gateway(tmp_path, redis_url, pools={"tiny": {"model": "/models/none"}}) as gateway,
+    ):
+        record = ReplicaRecord("tiny/0@h", "tiny", engine.url, ReplicaState.READY, "tiny", 0.0, max_model_len=2048)
+        await redis_client.zadd(HOSTS_KEY, {"h": 1})
+        await redis_client.set(fleet_key("h"), FleetDocument("h", "rev", 0.0, (record,)).to_json())
+
+        async def serves() -> bool:
+            return (await gateway.chat()).status_code == 200
+
+        await eventually(serves, "the published replica serves")
+        await redis_client.flushall()
+
+        async def is_noticed() -> bool:
+            assert await serves()
+            return "publishes nothing" in gateway.log.read_text()
+
+        await eventually(is_noticed, "the gateway notices, and serves all the while")
+        assert await serves()
 
 
 async def test_one_hung_pool_does_not_delay_another(tmp_path: Path, redis_url: str) -> None:
@@ -363,6 +392,33 @@ async def test_sigterm_lets_running_streams_finish_and_takes_no_new_ones(pair: P
     events = await stream
     assert events[-1] == "[DONE]" and len(events) > 200
     assert await asyncio.wait_for(pair.gateway.process.wait(), 10) == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_second_signal_ends_at_once_and_tells_the_callers(pair: Pair, second: signal.Signals) -> None:
+    stream = asyncio.create_task(pair.gateway.events(max_tokens=1900))
+    plain = asyncio.create_task(pair.gateway.chat(max_tokens=1900))
+
+    async def run() -> bool:
+        return bool((await pair.first.state())["running"] == 2)
+
+    await eventually(run, "both run")
+    pair.gateway.process.terminate()
+
+    async def drains() -> bool:
+        try:
+            async with httpx.AsyncClient(trust_env=False) as fresh:
+                return (await fresh.get(pair.gateway.url + "/ready")).status_code == 503
+        except httpx.TransportError:
+            return True
+
+    await eventually(drains, "the first signal is noticed")
+    pair.gateway.process.send_signal(second)
+    assert json.loads((await stream)[-1])["error"]["code"] == "shutting_down"
+    reply = await plain
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
+    assert reply.headers["x-request-id"]
+    assert await asyncio.wait_for(pair.gateway.process.wait(), 4) == 0  # drain_s is 5
 
 
 async def test_stream_that_outlasts_the_drain_gets_an_error_event(pair: Pair) -> None:

@@ -64,7 +64,7 @@ async def ready(config: Path, times: int = 1) -> int:
     return number_in(config.parent / "worker")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_stop_in_service_ends_the_workers_with_code_0(write_config, number):
     config = write_config(after=PROGRAM_NOTES)
     async with running(config) as process:
