@@ -17,10 +17,12 @@ def base_url(config: Config) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}/v1"
 
 
-def ready_block(config: Config, key: str | None, revision: str, took_s: float, option: str = "") -> str:
+def ready_block(
+    config: Config, key: str | None, revision: str, took_s: float, *, command: str = "poolgate", option: str = ""
+) -> str:
     """`key`: the first key in clear, for a person at this terminal; None when the config has keys of its own.
 
-    `option`: what the other commands need to find this config, such as " --config FILE".
+    `command`: how this shell calls poolgate. `option`: what it needs to find this config, such as " --config FILE".
     """
     url, model = base_url(config), next(iter(config.routes))
     shown = key or "$POOLGATE_KEY"
@@ -50,7 +52,8 @@ def ready_block(config: Config, key: str | None, revision: str, took_s: float, o
         "for chunk in stream:",
         '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
         "",
-        f"  Another terminal:  poolgate status{option}   poolgate keys list{option}      Stop: Ctrl-C",
+        f"  Another terminal:  {command} status{option}   {command} keys list{option}",
+        "  Stop: Ctrl-C",
         "",
     ]
     return "\n".join(lines)

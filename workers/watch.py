@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +36,7 @@ class Watch:
         self._began = time.monotonic()
         is_default = loaded.path == Path("config.toml").resolve()
         self._config_option = "" if is_default else f" --config {shlex.quote(str(loaded.path))}"
+        self._command = command_here()
         self._count = sum(len(pool.replicas) for pool in loaded.config.pools.values() if pool.model)
 
     async def run(self) -> None:
@@ -51,7 +55,9 @@ class Watch:
         config = self._loaded.config
         key = None if config.keys else await asyncio.to_thread(read_key, key_file)
         took_s = time.monotonic() - self._began
-        self._printer.say(ready_block(config, key, self._loaded.revision, took_s, self._config_option))
+        self._printer.say(
+            ready_block(config, key, self._loaded.revision, took_s, command=self._command, option=self._config_option)
+        )
         await self._tell_changes(replicas)
 
     async def _until_settled(self) -> list[ReplicaRecord]:
@@ -94,6 +100,15 @@ class Watch:
             return list(FleetDocument.from_json(raw).replicas) if raw else []
         except ValueError:
             return []
+
+
+def command_here() -> str:
+    """How a shell in this folder calls the poolgate that runs here: by name if that finds it, else by its path."""
+    own = Path(sys.executable).with_name("poolgate")
+    found = shutil.which("poolgate")
+    if not own.exists() or (found is not None and Path(found).resolve() == own.resolve()):
+        return "poolgate"
+    return shlex.quote(os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own))
 
 
 def read_key(path: Path) -> str | None:
