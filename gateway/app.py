@@ -54,6 +54,7 @@ from gateway.upstream.wire import WireTransport
 
 log = logging.getLogger(__name__)
 SWEEP_S = 1.0
+OFTEN_MEANT = ("/chat/completions", "/completions", "/models")  # with a base URL that lacks its /v1
 SETTLE_S = 5.0
 
 
@@ -159,7 +160,9 @@ def unhandled(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes
     if isinstance(exc, GatewayError):
         error = exc
     elif isinstance(exc, NotFoundException):
-        error = UnknownPath(f"There is no {request.scope['path'][:128]} here; docs/api.md lists the paths.")
+        path = request.scope["path"][:128]
+        tip = f" Did you mean /v1{path}?" if path in OFTEN_MEANT else ""
+        error = UnknownPath(f"There is no {path} here.{tip}")
     elif isinstance(exc, MethodNotAllowedException):
         error = WrongMethod(f"{request.scope['path'][:128]} does not take {request.method}.", "GET, HEAD, OPTIONS")
     elif isinstance(exc, HTTPException) and exc.status_code < 500:

@@ -39,7 +39,7 @@ def ready_block(
         "",
         "  With curl:",
         "",
-        f"curl -sN {url}/chat/completions -H {quoted} -H 'Content-Type: application/json' \\",
+        f"curl -sS {url}/chat/completions -H {quoted} -H 'Content-Type: application/json' \\",
         f"  -d {shlex.quote(body)}",
         "",
         "  With the OpenAI SDK (pip install openai):",

@@ -13,6 +13,7 @@ from gateway.config.load import LoadedConfig, load
 from gateway.config.option import config_option
 from gateway.domain.errors import ConfigError
 from workers import preflight
+from workers.finding import Severity
 from workers.progress import ProgressPrinter
 from workers.up import Up
 
@@ -29,8 +30,12 @@ def up(path: Path) -> None:
     seconds, then the workers end, then Redis. A second Ctrl-C does not wait for running requests.
     """
     loaded = load(path)
-    if errors := preflight.errors(loaded):
+    findings = preflight.findings(preflight.gather(loaded))
+    if errors := [finding.line for finding in findings if finding.severity is Severity.ERROR]:
         raise ConfigError(errors)
+    for finding in findings:
+        if finding.severity is Severity.WARNING:
+            click.echo(f"warning: {finding.line}")
     sys.exit(asyncio.run(_run(loaded)))
 
 

@@ -19,6 +19,7 @@ from gateway.config.load import LoadedConfig
 from gateway.domain.replica import FleetDocument, ReplicaRecord, ReplicaState, fleet_key
 from workers.progress import ProgressPrinter
 from workers.ready_block import base_url, ready_block
+from workers.spec import specs_of
 
 FIRST_KEY_FILE = "first.key"
 POLL_S = 0.5
@@ -37,6 +38,7 @@ class Watch:
         is_default = loaded.path == Path("config.toml").resolve()
         self._config_option = "" if is_default else f" --config {shlex.quote(str(loaded.path))}"
         self._command = command_here()
+        self._logs = {spec.id: spec.log_path for spec in specs_of(loaded, host, 0)}  # GPUs do not matter
         self._count = sum(len(pool.replicas) for pool in loaded.config.pools.values() if pool.model)
 
     async def run(self) -> None:
@@ -47,7 +49,9 @@ class Watch:
         self._printer.keep()
         for replica in replicas:
             if not replica.is_ready():
-                self._printer.say(f"{replica.id} is {replica.state.value}: {replica.detail or 'no cause known'}")
+                self._printer.say(f"{replica.id}: {replica.state.value}: {replica.detail or 'no cause known'}")
+                if (log := self._logs.get(replica.id)) is not None:
+                    self._printer.say(f"  its output is in {log}")
         if self._count and not any(r.is_ready() for r in replicas):
             self._printer.say("No worker could be started.")
             return
@@ -88,7 +92,7 @@ class Watch:
                 if states.get(replica.id) is not replica.state:
                     states[replica.id] = replica.state
                     why = f": {replica.detail}" if replica.detail else ""
-                    self._printer.say(f"{replica.id} is {replica.state.value}{why}")
+                    self._printer.say(f"{replica.id}: {replica.state.value}{why}")
 
     async def _replicas(self) -> list[ReplicaRecord]:
         """This host's workers, as its supervisor publishes them; none while Redis or the supervisor is silent."""

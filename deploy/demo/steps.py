@@ -34,6 +34,8 @@ def gateway(made: Made, progress: Progress) -> None:
         _create(made.path, progress)
     pip(made.path, ["--no-deps", "-r", str(LOCK)], progress)
     pip(made.path, ["--no-deps", "--no-build-isolation", "-e", str(ROOT)], progress)  # with the lock's setuptools
+    progress.note("trying it once: poolgate --version")
+    progress.run([str(made.path / "bin/poolgate"), "--version"])  # a lock that lacks something shows here
     made.finish()
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,13 +16,14 @@ from redis.asyncio import Redis
 
 from gateway.admission.key_record import KeyRecord, digest_of, from_hash, new_key, to_hash
 from gateway.admission.link import PATIENT_S, RedisLink
-from gateway.config.schema import Config
+from gateway.config.schema import NAME_PATTERN, Config
 from gateway.domain.errors import BadRequest
 from gateway.domain.request import NO_LIMITS, Limits
 
 log = logging.getLogger(__name__)
 
 INDEX = "poolgate:keys"
+KEY_NAME = re.compile(NAME_PATTERN)
 KEPT_S = 30 * 86_400  # a record after its key was revoked or has expired
 # one step, so that a record which lapses meanwhile does not come back half: KEYS record; ARGV seconds that it is kept
 REVOKE = """
@@ -166,8 +168,8 @@ class KeyRing:
 
     def _faults(self, name: str, user: str | None, class_name: str | None, models: tuple[str, ...]) -> Iterator[str]:
         config = self._config
-        if not 0 < len(name) <= 128 or not name.isprintable():
-            yield "A key's name has 1 to 128 printable characters."
+        if KEY_NAME.fullmatch(name) is None:
+            yield "A key's name has 1 to 128 letters, digits and . _ / : -, and begins with a letter or digit."
         if name in config.keys:
             yield f'The config has a key named "{name}" ([keys.{name}]); take another name.'
         if user is not None and user not in config.users:

@@ -33,6 +33,11 @@ WORDS = {
     "string_too_short": "is empty; give a name",
     "string_too_long": "must have at most {max_length} characters",
 }
+# what people write who mean the key itself
+CLEAR_KEYS = {
+    *(("extra_forbidden", name) for name in ("key", "api_key", "value", "token", "secret")),
+    ("string_pattern_mismatch", "sha256"),
+}
 SECTIONS_OF_TABLES = (("pools",), ("routes",), ("classes",))
 
 
@@ -68,6 +73,8 @@ def _is_branch(part: str) -> bool:
 
 
 def _words(loc: Sequence[int | str], kind: str, message: str, context: dict[str, Any]) -> str:
+    if loc[0] == "keys" and (kind, loc[-1]) in CLEAR_KEYS:
+        return "a key does not belong in this file in clear; give key_env, or sha256 (printf %s KEY | sha256sum)"
     if kind == "too_short" and loc in SECTIONS_OF_TABLES:
         return f"is empty; define at least one [{loc[0]}.NAME]"
     words = WORDS.get(kind)

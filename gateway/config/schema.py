@@ -22,7 +22,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 PlainText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]  # no path or name holds a NUL
 EnvName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]

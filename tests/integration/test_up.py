@@ -57,7 +57,7 @@ def config_of(folder: Path, *, vllm_args: dict[str, Any] | None = None, **sectio
 async def test_ready_block_can_be_pasted_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     async with running_up(config_of(tmp_path)) as up:
         text = up.text()
-        curl = text[text.index("curl -sN") : text.index("  With the OpenAI SDK")]
+        curl = text[text.index("curl -sS") : text.index("  With the OpenAI SDK")]
         reply = await asyncio.to_thread(
             subprocess.run, ["bash", "-c", curl], capture_output=True, text=True, timeout=30
         )
@@ -132,7 +132,7 @@ async def test_killed_worker_comes_back_and_up_says_so(tmp_path: Path) -> None:
     async with running_up(config_of(tmp_path)) as up:
         before = json.loads((await up.cli("status", "--json")).stdout)["pools"]["tiny"][0]
         os.kill(before["pid"], signal.SIGKILL)
-        await up.says("is backoff", 15)
+        await up.says(": backoff", 15)
 
         async def is_back() -> bool:
             now = json.loads((await up.cli("status", "--json")).stdout)["pools"]["tiny"][0]
@@ -157,7 +157,7 @@ async def test_killed_part_is_started_again_and_calls_work(tmp_path: Path, part:
 
 async def calls(up: Running) -> bool:
     text = up.text()
-    curl = text[text.index("curl -sN") : text.index("  With the OpenAI SDK")]
+    curl = text[text.index("curl -sS") : text.index("  With the OpenAI SDK")]
     reply = await asyncio.to_thread(subprocess.run, ["bash", "-c", curl], capture_output=True, text=True, timeout=30)
     return '"choices"' in reply.stdout
 
@@ -212,7 +212,7 @@ async def test_worker_that_cannot_start_is_named_with_its_cause_and_log(tmp_path
     pools = {"good": {"vllm_args": {"fake_load_s": 0.1}}, "bad": {"vllm_args": bad}}
     async with running_up(config_of(tmp_path, pools=pools)) as up:
         text = up.text()
-        assert re.search(r"bad/0@\S+ (is )?(backoff|failed).*made of cheese", text)
+        assert re.search(r"bad/0@\S+: (backoff|failed).*made of cheese", text)
         assert await calls(up)
         status = await up.cli("status")
         assert status.returncode == 3 and "made of cheese" in status.stdout

@@ -28,6 +28,8 @@ SOUND: dict[str, Any] = {
         ({"workers": {"env": {"A=B": "x"}}}, "workers.env"),
         ({"workers": {"env": {"": "x"}}}, "workers.env"),
         ({"workers": {"env": {"A": "x\0"}}}, "workers.env"),
+        ({"keys": {"k": {"key": "sk-clear"}}}, "keys.k.key: a key does not belong in this file in clear"),
+        ({"keys": {"k": {"sha256": "sk-clear"}}}, "keys.k.sha256: a key does not belong in this file in clear"),
         ({"redis": {"url": "redis://h/0?foo=bar"}}, 'redis.url: has an option "foo"'),
         ({"redis": {"url": "redis://h/abc"}}, "redis.url: names no database"),
         ({"redis": {"url": "redis://[::1/0"}}, "redis.url: cannot be read"),
