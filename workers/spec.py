@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gateway.config.load import LoadedConfig
-from gateway.config.rules import VLLM_DEFAULT_MEMORY_SHARE
+from gateway.config.rules import memory_share
 from gateway.config.schema import PoolSection, TomlValue
 
 # pool keys that are flags of `vllm serve` under the same name, in the order in which they are written
@@ -93,7 +93,7 @@ def specs_of(loaded: LoadedConfig, host: str, gpu_count: int) -> list[WorkerSpec
                     env={**config.workers.env, **pool.env},
                     hidden_env=hidden,
                     has_priority=pool.scheduling_policy == "priority",
-                    memory_share=_memory_share(pool) if gpus else 0.0,
+                    memory_share=memory_share(pool) if gpus else 0.0,
                     load_s=config.workers.load_s,
                     stop_s=config.workers.stop_s,
                 )
@@ -123,9 +123,3 @@ def _options(pool: PoolSection) -> tuple[tuple[str, TomlValue], ...]:
     if pool.tensor_parallel_size == 1:
         del named["tensor_parallel_size"]
     return (*((key, value) for key, value in named.items() if value is not None), *pool.vllm_args.items())
-
-
-def _memory_share(pool: PoolSection) -> float:
-    if "kv_cache_memory_bytes" in pool.vllm_args or "kv-cache-memory-bytes" in pool.vllm_args:
-        return 0.0
-    return VLLM_DEFAULT_MEMORY_SHARE if pool.gpu_memory_utilization is None else pool.gpu_memory_utilization

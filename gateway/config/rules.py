@@ -69,7 +69,8 @@ def _aliases(config: Config) -> Iterator[str]:
                 owner[alias] = name
 
 
-def _memory_share(pool: PoolSection) -> float:
+def memory_share(pool: PoolSection) -> float:
+    """Of each GPU's memory, in [0, 1]; 0 where the cache is sized in bytes."""
     if "kv_cache_memory_bytes" in pool.vllm_args or "kv-cache-memory-bytes" in pool.vllm_args:
         return 0.0  # sized in bytes: this flag makes vLLM ignore the share
     return VLLM_DEFAULT_MEMORY_SHARE if pool.gpu_memory_utilization is None else pool.gpu_memory_utilization
@@ -89,7 +90,7 @@ def _gpus(config: Config) -> Iterator[str]:
             if len(set(gpus)) < len(gpus):
                 yield f"{where}: a GPU is listed twice in {gpus}; list each once"
             for gpu in dict.fromkeys(gpus):
-                holders[gpu].append((where, _memory_share(pool)))
+                holders[gpu].append((where, memory_share(pool)))
     for gpu, users in holders.items():
         total = sum(share for _, share in users)
         if len(users) > 1 and total > 1.0 + 1e-9:
