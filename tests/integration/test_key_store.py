@@ -265,7 +265,7 @@ async def test_with_keys_in_the_config_there_is_no_first_key(
 async def test_a_store_that_had_a_key_gets_no_first_one(redis_url: str, config_for: ConfigFor) -> None:
     loaded = config_for(redis_url)
     async with process(loaded) as (ring, _):
-        await ring.create("made by hand")
+        await ring.create("made-by-hand")
         assert await first_key(loaded) is None
         assert len(await ring.all_keys()) == 1
 
