@@ -125,7 +125,7 @@ GPU_0 = {"model": "org/name", "replicas": [{"gpus": [0]}]}
             "GPU 0 is used by more than one replica",
             "lower gpu_memory_utilization",
         ),
-        ({"keys": {"k": {"key": CANARY}}}, "keys.k.key", "unknown key", "remove it"),
+        ({"keys": {"k": {"key": CANARY}}}, "keys.k.key", "does not belong in this file in clear", "key_env, or sha256"),
         ({"gateway": {"host": "192.0.2.1"}}, "gateway.host", "cannot listen on 192.0.2.1", '"127.0.0.1"'),
         ({"gateway": {"state_dir": "config.toml"}}, "gateway.state_dir", "is a file", "to a directory"),
         ({"workers": {"vllm": "bin/vllm"}}, "workers.vllm", "bin/vllm does not exist", "venv"),
