@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +54,20 @@ class UpstreamReply(Protocol):
 
     async def read_all(self, limit_bytes: int) -> bytes:
         """The whole rest of the body. Raises as `read` does, and UpstreamBroken when it is longer than the limit."""
+        ...
+
+    async def relay(self, take: Callable[[bytes], bool]) -> None:
+        """Hands every further read to `take` until the end of the body, without waking the task that waits here.
+
+        `take` gets what `read` would give, called where the bytes come in: it must be quick and must not raise, and may
+        call `close`. It says whether it can take more. After False nothing is handed over until `resume`, and once a
+        bounded number of bytes waits the replica is no longer read from; no silence is counted meanwhile. Raises as
+        `read` does, after the bytes that had come. A cancelled `relay` closes the reply.
+        """
+        ...
+
+    def resume(self) -> None:
+        """The taker of `relay` has room again."""
         ...
 
     def close(self) -> None:
