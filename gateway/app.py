@@ -27,7 +27,7 @@ from gateway.config.load import LoadedConfig
 from gateway.config.schema import process_count
 from gateway.config.store import connect
 from gateway.config.tasks import end_task
-from gateway.dispatch import Dispatcher, Settler
+from gateway.dispatch import Dispatcher
 from gateway.domain.errors import (
     BadRequest,
     GatewayError,
@@ -37,7 +37,6 @@ from gateway.domain.errors import (
     WrongMethod,
 )
 from gateway.edge.context import request_id_of
-from gateway.edge.inference import inference_handlers
 from gateway.edge.models import ModelsController
 from gateway.edge.ops import OpsController
 from gateway.edge.respond import error_body, error_headers, status_of
@@ -53,9 +52,8 @@ from gateway.upstream.forward import Forwarder
 from gateway.upstream.wire import WireTransport
 
 log = logging.getLogger(__name__)
-SWEEP_S = 1.0
 OFTEN_MEANT = ("/chat/completions", "/completions", "/models")  # with a base URL that lacks its /v1
-SETTLE_S = 5.0
+CLOSE_S = 5.0
 
 
 def build(loaded: LoadedConfig) -> tuple[Litestar, Callable[[], Runtime]]:
@@ -72,7 +70,7 @@ def build(loaded: LoadedConfig) -> tuple[Litestar, Callable[[], Runtime]]:
             yield
 
     app = Litestar(
-        route_handlers=[*inference_handlers(runtime), ModelsController, OpsController],
+        route_handlers=[ModelsController, OpsController],
         dependencies={"runtime": Provide(runtime, sync_to_thread=False)},
         exception_handlers={Exception: unhandled},
         lifespan=[lifespan],
@@ -101,7 +99,6 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
         transport = WireTransport()
         stack.push_async_callback(transport.aclose)
         fleet = Registry([StaticSource(config, time.time()), SupervisorSource(fleet_redis)])
-        settler = Settler(set())
         runtime = Runtime(
             loaded=loaded,
             keys=keys,
@@ -110,29 +107,23 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
                 RouteTable(routes_of(config)),
                 Gate(budget),
                 fleet,
-                Attempts(transport, fleet, config.gateway.timeouts),
-                Forwarder(),
-                settler,
+                Attempts(transport, fleet, Forwarder(), config.gateway.timeouts, config.gateway.retry),
                 Random(),
             ),
             fleet=fleet,
-            settler=settler,
             access=AccessLog(sys.stdout.buffer),
             traces=traces_from_environment(version("poolgate")),
         )
         await make_first_key(loaded, link)
         await fleet.refresh()
-        tasks = [asyncio.create_task(fleet.run()), asyncio.create_task(sweep(runtime))]
+        polling = asyncio.create_task(fleet.run())
         try:
             yield runtime
         finally:
-            # the server has let the running requests finish or has ended them: what they owe is settled now
-            await settler.drain(SETTLE_S)
-            for task in tasks:
-                await end_task(task)
-            await asyncio.to_thread(runtime.access.close, SETTLE_S)
+            await end_task(polling)
+            await asyncio.to_thread(runtime.access.close, CLOSE_S)
             if runtime.traces is not None:
-                await asyncio.to_thread(runtime.traces.close, SETTLE_S)
+                await asyncio.to_thread(runtime.traces.close, CLOSE_S)
 
 
 async def make_first_key(loaded: LoadedConfig, link: RedisLink) -> None:
@@ -144,15 +135,6 @@ async def make_first_key(loaded: LoadedConfig, link: RedisLink) -> None:
         return
     if path is not None:
         log.info("the first key is in %s", path)
-
-
-async def sweep(runtime: Runtime) -> None:
-    """Gives up callers that stopped reading: one pass over the open exchanges instead of a timer per write."""
-    loop = asyncio.get_running_loop()
-    while True:
-        await asyncio.sleep(SWEEP_S)
-        if dropped := runtime.drop_stalled(loop.time()):
-            log.warning("gave up %d caller(s) that did not read their reply", dropped)
 
 
 def unhandled(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
@@ -175,10 +157,10 @@ def unhandled(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes
 
 
 async def stamp_request_id(message: Message, scope: Scope) -> None:
-    """X-Request-Id on the replies of the ordinary controllers; the proxied paths write their own."""
+    """X-Request-Id on every reply of the app; the proxied paths, which never come here, write their own."""
     if message["type"] != "http.response.start":
         return
     headers = list(message["headers"])
     if not any(name == b"x-request-id" for name, _ in headers):
-        headers.append((b"x-request-id", request_id_of(scope).encode()))
+        headers.append((b"x-request-id", request_id_of(scope["headers"]).encode()))
         message["headers"] = headers

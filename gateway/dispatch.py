@@ -7,10 +7,8 @@ as GatewayError; the ticket is settled exactly once however the story ends.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
@@ -21,7 +19,7 @@ from gateway.admission.gate import Gate, Ticket
 from gateway.admission.length import Fit
 from gateway.config.schema import Config
 from gateway.domain.errors import ClientGone, ContextTooLong, GatewayError, InternalError, LimitExceeded, UpstreamError
-from gateway.domain.outcome import Ending, Outcome, Usage
+from gateway.domain.outcome import Ending, Outcome
 from gateway.domain.record import AccessRecord
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest, RateState
@@ -31,9 +29,8 @@ from gateway.fleet.snapshot import Snapshot
 from gateway.routing.choose import by_load, choose, not_ready
 from gateway.routing.table import RouteTable
 from gateway.upstream.attempt import Attempts
-from gateway.upstream.forward import Downstream, Forwarder, Progress
-
-log = logging.getLogger(__name__)
+from gateway.upstream.forward import STREAM_HEADERS
+from gateway.upstream.journey import Downstream, Headers, Journey
 
 
 class Caller(Downstream, Protocol):
@@ -41,41 +38,9 @@ class Caller(Downstream, Protocol):
 
     rate: RateState
 
-
-@dataclass(slots=True)
-class Settler:
-    """Settles tickets in tasks of their own, so that no cancellation of a request can lose a give-back."""
-
-    tasks: set[asyncio.Task[None]]
-
-    def begin(self, ticket: Ticket, outcome: Outcome) -> asyncio.Task[None]:
-        task = asyncio.create_task(ticket.settle(outcome))
-        self.tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a ticket could not be settled: %r", error)
-
-    async def drain(self, timeout_s: float) -> None:
-        if self.tasks:
-            await asyncio.wait(self.tasks, timeout=timeout_s)
-
-
-@dataclass(slots=True)
-class Settlement:
-    """One ticket's. The first outcome counts; the story may well go on after that, and end otherwise."""
-
-    settler: Settler
-    ticket: Ticket
-    task: asyncio.Task[None] | None = None
-
-    def begin(self, outcome: Outcome) -> asyncio.Task[None]:
-        if self.task is None:
-            self.task = self.settler.begin(self.ticket, outcome)
-        return self.task
+    def comment_every(self, interval_s: float, headers: Headers) -> None:
+        """Break each silence of that length with an SSE comment, opening the stream with `headers` if need be."""
+        ...
 
 
 class Dispatcher:
@@ -88,27 +53,26 @@ class Dispatcher:
         gate: Gate,
         fleet: Registry,
         attempts: Attempts,
-        forwarder: Forwarder,
-        settler: Settler,
         rng: Random,
     ) -> None:
+        self._sse_keepalive_s = config.gateway.sse_keepalive_s
         self._classes = config.classes
         self._pools = config.pools
         self.routes = routes
         self._gate = gate
         self._fleet = fleet
         self._attempts = attempts
-        self._forwarder = forwarder
-        self._settler = settler
         self._rng = rng
 
     async def serve(self, request: InferenceRequest, caller: Caller, record: AccessRecord) -> None:
         """Answers `caller` or raises GatewayError; fills `record` as it goes."""
+        if self._sse_keepalive_s and request.stream:
+            caller.comment_every(self._sse_keepalive_s, STREAM_HEADERS)
         route = self.routes.resolve(request.model, request.principal)
         record.route = route.name
         order = route.order_for(request.class_name)
         snapshot = self._fleet.snapshot()
-        windows = {pool: snapshot.window(pool) for pool in order.pools() if snapshot.ready(pool)}
+        windows = snapshot.windows(order)
         if not windows:
             raise not_ready(order, snapshot)
         try:
@@ -120,28 +84,29 @@ class Dispatcher:
 
         ticket = await self._admit(request, route, fit, caller)
         record.admit_s = time.monotonic() - record.began_s
-        progress = Progress(fit.prompt_tokens)
-        settlement = Settlement(self._settler, ticket)
+        journey = Journey(
+            request,
+            caller,
+            record,
+            lambda replica: self._body(request, route, fit, replica),
+            ticket.settle,
+            fit.prompt_tokens,
+            fit.was_clamped,
+        )
         outcome = Outcome(Ending.FAILED, 500, None)
         try:
-            candidates = choose(order, self._fleet.snapshot(), fit.pools, self._rng)
-            async with self._attempts.send(
-                request, candidates, lambda r: self._body(request, route, fit, r), record
-            ) as sent:
-                outcome = await self._forwarder.forward(
-                    request, sent, caller, progress, settlement.begin, fit.was_clamped
-                )
+            outcome = await self._attempts.run(journey, choose(order, self._fleet.snapshot(), fit.pools, self._rng))
         except GatewayError as exc:
-            usage = cut_off(progress) if progress.first_byte_at is not None else None  # an error reply costs nothing
+            usage = journey.cut_off() if journey.first_byte_at is not None else None  # an error reply costs nothing
             outcome = Outcome(ending_of(exc), 0, usage, exc.code)
             raise
         except asyncio.CancelledError:
-            usage = cut_off(progress) if record.attempts else None  # once asked, an engine may have read the prompt
+            usage = journey.cut_off() if record.attempts else None  # once asked, an engine may have read the prompt
             outcome = Outcome(Ending.CLIENT_GONE, 499, usage)
             raise
         finally:
-            settlement.begin(outcome)
-            note(record, outcome, progress)
+            ticket.settle(outcome)
+            note(record, outcome, journey)
 
     def _may_a_larger_pool_come(self, order: PoolOrder, windows: Mapping[str, int | None]) -> bool:
         """Could a pool that is not ready hold more than those that are (`windows`)? One that does not say, could."""
@@ -158,7 +123,9 @@ class Dispatcher:
         caller.rate = ticket.rate
         return ticket
 
-    async def _count(self, request: InferenceRequest, snapshot: Snapshot, windows: dict[str, int | None]) -> int | None:
+    async def _count(
+        self, request: InferenceRequest, snapshot: Snapshot, windows: Mapping[str, int | None]
+    ) -> int | None:
         """Exact prompt tokens from a ready replica; the pools of one route share a tokenizer or are near enough."""
         pools = sorted(windows, key=lambda pool: windows[pool] or 0, reverse=True)
         replicas = [r for pool in pools for r in by_load(snapshot.ready(pool), snapshot, self._rng)]
@@ -182,11 +149,6 @@ class Dispatcher:
         return msgspec.json.encode(fields)
 
 
-def cut_off(progress: Progress) -> Usage:
-    """What an unfinished answer costs: what the engine told, or its prompt and the events relayed."""
-    return progress.usage or Usage(progress.prompt_tokens, progress.events)
-
-
 def ending_of(error: GatewayError) -> Ending:
     """How a request ended that was answered with `error`, wherever on its way that was."""
     match error:
@@ -200,11 +162,11 @@ def ending_of(error: GatewayError) -> Ending:
             return Ending.REFUSED
 
 
-def note(record: AccessRecord, outcome: Outcome, progress: Progress) -> None:
+def note(record: AccessRecord, outcome: Outcome, journey: Journey) -> None:
     record.ending = outcome.ending.value
     record.error_code = outcome.error_code
     if outcome.usage is not None:
         record.prompt_tokens = outcome.usage.prompt_tokens
         record.completion_tokens = outcome.usage.completion_tokens
-    if progress.first_byte_at is not None:
-        record.ttft_s = progress.first_byte_at - record.began_s
+    if journey.first_byte_at is not None:
+        record.ttft_s = journey.first_byte_at - record.began_s

@@ -10,18 +10,14 @@ from typing import Protocol
 from gateway.admission.keys import KeyStore
 from gateway.config.load import LoadedConfig
 from gateway.config.schema import Config
-from gateway.dispatch import Dispatcher, Settler
+from gateway.dispatch import Dispatcher
 from gateway.fleet.registry import Registry
 from gateway.telemetry.access import AccessLog
 from gateway.telemetry.traces import Traces
 
 
-class Abandonable(Protocol):
-    """An open exchange as the sweep and the drain see it."""
-
-    writing_since: float | None
-
-    def abandon(self) -> None: ...
+class Endable(Protocol):
+    """An open exchange as the drain sees it."""
 
     def end(self) -> None: ...
 
@@ -32,10 +28,9 @@ class Runtime:
     keys: KeyStore
     dispatcher: Dispatcher
     fleet: Registry
-    settler: Settler
     access: AccessLog
     traces: Traces | None
-    exchanges: set[Abandonable] = field(default_factory=set)
+    exchanges: set[Endable] = field(default_factory=set)
     started_s: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
 
@@ -46,14 +41,6 @@ class Runtime:
     @property
     def revision(self) -> str:
         return self.loaded.revision
-
-    def drop_stalled(self, now: float) -> int:
-        """Gives up callers that have not taken a write for `timeouts.write_s`; returns how many. `now` is loop time."""
-        limit = self.config.gateway.timeouts.write_s
-        stalled = [e for e in self.exchanges if e.writing_since is not None and now - e.writing_since > limit]
-        for exchange in stalled:
-            exchange.abandon()
-        return len(stalled)
 
     def begin_drain(self) -> None:
         """Not ready any more; what still runs after `gateway.drain_s` is ended with an error event."""

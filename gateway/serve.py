@@ -14,6 +14,8 @@ from gateway.app import build
 from gateway.config.load import LoadedConfig
 from gateway.config.parent import PARENT_VARIABLE, follow_parent
 from gateway.config.schema import process_count
+from gateway.edge.front import Lane
+from gateway.edge.inference import inference_handlers
 from gateway.edge.server import GatewayServer, listen, server_config
 
 log = logging.getLogger(__name__)
@@ -30,14 +32,17 @@ def serve(loaded: LoadedConfig) -> int:
     if inherited is not None:
         return serve_one(loaded, socket.socket(fileno=int(inherited)))
     gateway = loaded.config.gateway
-    listener = listen(gateway.host, gateway.port)
+    listener = listen(gateway.host, gateway.port, write_s=gateway.timeouts.write_s)
     processes = process_count(loaded.config)
     return serve_one(loaded, listener) if processes == 1 else ProcessGroup(loaded, listener, processes).run()
 
 
 def serve_one(loaded: LoadedConfig, listener: socket.socket) -> int:
     app, runtime = build(loaded)
-    server = GatewayServer(server_config(app, drain_s=loaded.config.gateway.drain_s), lambda: runtime().begin_drain())
+    gateway = loaded.config.gateway
+    lane = Lane(inference_handlers(runtime), gateway.timeouts.write_s)
+    config = server_config(app, lane, drain_s=gateway.drain_s)
+    server = GatewayServer(config, lambda: runtime().begin_drain())
     server.run(sockets=[listener])
     return 0
 

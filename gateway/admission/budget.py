@@ -127,6 +127,10 @@ class Budget:
         )
         await asyncio.shield(self._spawn(self._give_back(lease, give_back)))
 
+    def settle_soon(self, reservation: Reservation, used_tokens: int) -> None:
+        """As `settle`, without waiting."""
+        self._spawn(self.settle(reservation, used_tokens))
+
     async def _decide(self, limits: tuple[Limit, ...], tokens: int) -> Reservation:
         lease = uuid.uuid4().hex
         args: list[str | int] = ["reserve", tokens, lease, int(LEASE_S * 1000)]

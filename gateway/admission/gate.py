@@ -27,7 +27,7 @@ class Ticket:
         """What the reply's `x-ratelimit-*` headers show."""
         return self._reservation.rate
 
-    async def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Outcome) -> None:
         """Give the slot back and put the real tokens in the reservation's place. Never raises; a second call is void.
 
         The request itself stays counted however it ended. Cancelling the caller does not stop the give-back.
@@ -36,7 +36,7 @@ class Ticket:
             return
         self._is_settled = True
         used = outcome.usage.total_tokens if outcome.usage is not None else 0
-        await self._budget.settle(self._reservation, used)
+        self._budget.settle_soon(self._reservation, used)
 
 
 class Gate:

@@ -74,6 +74,15 @@ class TimeoutsSection(Section):
     total_s: PositiveSeconds = 600
 
 
+class RetrySection(Section):
+    """When another replica is asked after one failed, before the caller has got a byte."""
+
+    attempts: int = Field(2, ge=1, le=5)  # replicas that are asked for one request at most
+    within_s: PositiveSeconds = 10  # no further attempt begins later than this
+    share: float = Field(0.2, ge=0, le=1)  # further attempts, of all requests
+    replay_in_flight: bool = False  # also a request whose replica died with it
+
+
 class GatewaySection(Section):
     host: PlainText = "127.0.0.1"
     port: int = Field(8080, ge=1, le=65535)
@@ -81,7 +90,9 @@ class GatewaySection(Section):
     max_body_bytes: int = Field(8_388_608, ge=1024)
     drain_s: PositiveSeconds = 30
     state_dir: PlainText = ".poolgate"  # relative to the config file
+    sse_keepalive_s: float = Field(0, ge=0, le=3600)  # comment lines in a silent stream; 0: none
     timeouts: TimeoutsSection = TimeoutsSection()
+    retry: RetrySection = RetrySection()
 
 
 class RedisSection(Section):

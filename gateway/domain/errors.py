@@ -198,14 +198,16 @@ class ConnectFailed(UpstreamError):
 class UpstreamBroken(UpstreamError):
     """The connection ended or made no sense before the reply was whole.
 
-    `response_began`: at least one byte of the reply had come. Even without one the replica may have begun to work.
+    `response_began`: at least one byte of the reply had come. Even without one the replica may have begun to work,
+    unless `request_sent` is False: then it never had the whole request.
     """
 
     code = "upstream_broken"
 
-    def __init__(self, message: str, *, response_began: bool = False) -> None:
+    def __init__(self, message: str, *, response_began: bool = False, request_sent: bool = True) -> None:
         super().__init__(message)
         self.response_began = response_began
+        self.request_sent = request_sent
 
 
 class UpstreamTimeout(UpstreamError):
@@ -219,6 +221,26 @@ class UpstreamTimeout(UpstreamError):
     def __init__(self, message: str, *, deadline: str | None = None) -> None:
         super().__init__(message)
         self.deadline = deadline
+
+
+class EngineFailed(UpstreamError):
+    """The engine answered that it failed, or gave the request up; it lives, and so may another replica of it."""
+
+    code = "engine_failed"
+    retry = Retry.OTHER_REPLICA
+
+
+class EngineBusy(UpstreamError):
+    """The engine takes no more for now (429, 503)."""
+
+    code = "engine_busy"
+    retry = Retry.OTHER_REPLICA
+
+
+class EngineDied(UpstreamError):
+    """The engine's core died while it had this request, which may be what killed it: no other replica gets it."""
+
+    code = "engine_died"
 
 
 class InternalError(GatewayError):

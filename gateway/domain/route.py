@@ -15,9 +15,12 @@ class Target:
     weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PoolOrder:
-    """Targets share the load by weight; a fallback pool serves only when no target has a ready replica."""
+    """Targets share the load by weight; a fallback pool serves only when no target has a ready replica.
+
+    Equal only to itself: what is worked out for it is kept under it, and looked up for every request.
+    """
 
     targets: tuple[Target, ...]
     fallback: tuple[str, ...] = ()

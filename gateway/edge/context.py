@@ -1,6 +1,7 @@
-"""One HTTP exchange on raw ASGI: headers in, body in under its limit, reply out, and whether the caller is still there.
+"""One HTTP exchange of a proxied path: its headers, its body under a limit, its reply, and whether its caller is there.
 
-Used by inference.py; implements the `Downstream` that dispatch writes to.
+Made by front.py for each request, handed to inference.py; implements the `Downstream` that dispatch writes to. Writing
+never waits: the client's transport takes what it is given, and says when it wants no more for now.
 """
 
 from __future__ import annotations
@@ -8,152 +9,334 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Protocol
 
-from litestar.types import Receive, Scope, Send
-
-from gateway.domain.errors import BodyTimeout, BodyTooLarge, ClientGone, UnsupportedEncoding
+from gateway.domain.errors import BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from gateway.domain.request import NO_RATE, RateState
-from gateway.edge.respond import envelope, rate_headers, refusal_headers
+from gateway.edge.respond import envelope, rate_lines, refusal_headers
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+EARLY_BODY_BYTES = 65_536  # of a body that nobody has asked for yet; then its caller has to wait
+STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+COMMENT = b": keep-alive\n\n"
+TIMER_SLACK_S = 0.002  # loop clocks count whole milliseconds; a timer may fire that much early
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-def request_id_of(scope: Scope) -> str:
+class Line(Protocol):
+    """The client's connection, as an exchange on it sees it."""
+
+    @property
+    def date_line(self) -> bytes:
+        """Headers of the server's own for every reply, as bytes of a head."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """More is written than the client takes."""
+        ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def ended(self) -> None:
+        """The reply is complete; called once."""
+        ...
+
+    def cut(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def request_id_of(headers: Headers) -> str:
     """The caller's X-Request-Id when it is sane and there is just one, else a new one."""
-    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    given = [value for name, value in headers if name == b"x-request-id"]
     if len(given) == 1 and REQUEST_ID.fullmatch(given[0]):
         return given[0].decode("ascii")
     return "req-" + os.urandom(12).hex()
 
 
 class Exchange:
-    """Owned by one handler task. `request_id` goes onto every reply."""
+    """Owned by one handler task, `task`. The connection feeds the body in and tells when the caller is gone."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.request_id = request_id_of(scope)
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_body_waiter",
+        "_comment_timer",
+        "_fields",
+        "_has_more_body",
+        "_head",
+        "_is_between_events",
+        "_is_chunked",
+        "_is_reading",
+        "_line",
+        "_room_waiter",
+        "_wants_continue",
+        "_wrote_at",
+        "has_started",
+        "headers",
+        "is_ended",
+        "is_gone",
+        "keep_alive",
+        "method",
+        "on_room",
+        "rate",
+        "request_id",
+        "response_complete",
+        "status",
+        "task",
+        "version",
+    )
+
+    def __init__(
+        self,
+        line: Line,
+        method: str,
+        headers: list[tuple[bytes, bytes]],
+        *,
+        version: str = "1.1",
+        keep_alive: bool = True,
+        wants_continue: bool = False,
+    ) -> None:
+        """`headers` have lower-case names, in their order; `keep_alive` is what the request asks for."""
+        self.method = method
+        self.headers = headers
+        self.version = version
+        self.keep_alive = keep_alive
+        self.request_id = request_id_of(headers)
         self.has_started = False
+        self.response_complete = False
         self.status = 0
         self.rate: RateState = NO_RATE
         self.is_gone = False
         self.is_ended = False  # by us: the drain time is over
-        self.writing_since: float | None = None  # loop time; read by the write-deadline sweep
+        self.task: asyncio.Task[None] | None = None
+        self.on_room: Callable[[], None] | None = None  # called when the client takes more again
+        self._line = line
+        self._fields = dict(reversed(headers))  # the first of a name counts
+        self._wants_continue = wants_continue
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._has_more_body = True
+        self._is_reading = False
+        self._body_waiter: asyncio.Future[None] | None = None
+        self._room_waiter: asyncio.Future[None] | None = None
+        self._head: bytes | None = None  # of a reply that has started, until its first bytes go out
+        self._is_chunked = False
         self._is_between_events = True
-        self._receive = receive
-        self._send = send
-        self._task = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
+        self._comment_timer: asyncio.TimerHandle | None = None
+        self._wrote_at = 0.0
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return value
-        return None
+        return self._fields.get(name)
+
+    # --- the body ---------------------------------------------------------------------------------------------------
 
     async def read_body(self, limit_bytes: int, silence_s: float, total_s: float) -> bytes:
-        """The whole body. Counts what arrives and does not believe Content-Length, except to refuse early.
+        """The whole body, plain. Counts what arrives and does not believe Content-Length, except to refuse early.
 
-        Raises BodyTooLarge, BodyTimeout (silence for `silence_s`, or not whole after `total_s`), ClientGone,
-        UnsupportedEncoding.
+        Raises BodyTooLarge, BodyTimeout (silence for `silence_s`, or not whole after `total_s`),
+        UnsupportedEncoding, BadRequest for a compressed body that is broken.
         """
-        encoding = self.header(b"content-encoding")
+        encoding = self._fields.get(b"content-encoding")
         if encoding is not None and encoding.strip().lower() != b"identity":
             raise UnsupportedEncoding("Compressed bodies are not accepted; send the body without Content-Encoding.")
-        declared = self.header(b"content-length")
+        declared = self._fields.get(b"content-length")
         if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > limit_bytes):
             raise too_large(limit_bytes)
-        chunks: list[bytes] = []
-        size = 0
+        if self._has_more_body:
+            await self._rest_of_body(limit_bytes, silence_s, total_s)
+        if self._body_bytes > limit_bytes:
+            raise too_large(limit_bytes)
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return body
+
+    async def _rest_of_body(self, limit_bytes: int, silence_s: float, total_s: float) -> None:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + total_s
-        while True:
+        self._is_reading = True
+        self._line.resume_reading()
+        if self._wants_continue and not self._body:
+            self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while self._has_more_body and self._body_bytes <= limit_bytes:
+            self._body_waiter = loop.create_future()
             try:
                 async with asyncio.timeout_at(min(loop.time() + silence_s, ends_at)):
-                    message: Any = await self._receive()
+                    await self._body_waiter
             except TimeoutError as exc:
                 if loop.time() >= ends_at:
                     raise BodyTimeout(f"The body was not whole after {total_s:g} s.") from exc
                 raise BodyTimeout(f"The body stopped arriving for {silence_s:g} s.") from exc
-            if message["type"] == "http.disconnect":
-                raise ClientGone("The caller left while sending its body.")
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > limit_bytes:
-                raise too_large(limit_bytes)
-            if not message.get("more_body", False):
-                return chunk if not chunks else b"".join((*chunks, chunk))
-            chunks.append(chunk)
 
-    def watch(self) -> None:
-        """From here on the handler's task is cancelled when the caller hangs up (after the body was read)."""
-        self._watcher = asyncio.create_task(self._await_disconnect())
+    def feed(self, data: bytes) -> None:
+        """A piece of the body, from the connection."""
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if not self._is_reading and self._body_bytes > EARLY_BODY_BYTES:
+            self._line.pause_reading()
+        self._wake_body()
 
-    async def _await_disconnect(self) -> None:
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self.abandon()
-                return
+    def body_ended(self) -> None:
+        self._has_more_body = False
+        self._wake_body()
+
+    def _wake_body(self) -> None:
+        waiter = self._body_waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # --- the caller -------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
         """The caller is gone, or so slow that it counts as gone: stop working for it."""
-        if not self.is_gone and self._task is not None:
+        self._stop_comments()
+        if not self.is_gone and not self.response_complete:
             self.is_gone = True
-            self._task.cancel()
+            if self.task is not None:
+                self.task.cancel()
 
     def end(self) -> None:
         """The gateway stops: the caller gets an error event, or a 503 if its reply has not begun."""
-        if not self.is_gone and not self.is_ended and self._task is not None:
+        if not self.is_gone and not self.is_ended and self.task is not None:
             self.is_ended = True
-            self._task.cancel()
+            self.task.cancel()
 
-    def unwatch(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
+    # --- the reply --------------------------------------------------------------------------------------------------
 
-    # --- Downstream ---------------------------------------------------------------------------------------------------
-
-    async def start(self, status: int, headers: Headers) -> None:
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole reply; its length is written here."""
         self.has_started = True
         self.status = status
-        await self._write(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, *rate_headers(self.rate), (b"x-request-id", self.request_id.encode())],
-            }
-        )
+        head = self._head_of(status, headers, b"content-length: %d\r\n" % len(body))
+        if self.method == "HEAD":
+            body = b""
+        if len(body) <= 65_536:
+            self._line.write(head + body)
+        else:
+            self._line.write(head)
+            self._line.write(body)
+        self._complete()
 
-    async def write(self, data: bytes) -> None:
+    def start(self, status: int, headers: Headers) -> None:
+        """The head of a reply whose length nobody knows; it goes out with the first bytes."""
+        if self.has_started:  # a comment was there before
+            return
+        self.has_started = True
+        self.status = status
+        self._is_chunked = self.version == "1.1"
+        if not self._is_chunked:
+            self.keep_alive = False
+        self._head = self._head_of(status, headers, b"transfer-encoding: chunked\r\n" if self._is_chunked else b"")
+
+    def write(self, data: bytes) -> bool:
+        """Whether the client takes more at once; if not, `on_room` is called when it does."""
         self._is_between_events = data.endswith(EVENT_ENDS)
-        await self._write({"type": "http.response.body", "body": data, "more_body": True})
+        line = self._line
+        if self._comment_timer is not None:
+            self._wrote_at = asyncio.get_running_loop().time()
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        line.write(data)
+        return not line.is_full
 
-    async def finish(self, data: bytes = b"") -> None:
-        # the server answers our pending receive() with "disconnect" once the reply is whole: that is no hang-up
-        self.unwatch()
-        await self._write({"type": "http.response.body", "body": data, "more_body": False})
+    def finish(self, data: bytes = b"") -> None:
+        """The end of what `start` began."""
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        self._line.write(data)
+        self._complete()
 
-    async def end_with(self, event: bytes) -> None:
+    def end_with(self, event: bytes) -> None:
         """The last event of a stream that failed, on lines of its own even if the stream broke off within an event."""
-        await self.finish(event if self._is_between_events else b"\n\n" + event)
+        self.finish(event if self._is_between_events else b"\n\n" + event)
 
-    async def refuse(
+    def refuse(
         self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
     ) -> None:
         body = envelope(message, kind, param, code)
-        await self.start(status, refusal_headers(body, retry_after_s))
-        await self.finish(body)
+        if self.has_started:  # by a comment: the status is spent
+            self.end_with(b"data: " + body + b"\n\n")
+        else:
+            self.reply(status, refusal_headers(retry_after_s), body)
 
-    async def _write(self, message: Any) -> None:
-        self.writing_since = asyncio.get_running_loop().time()
-        await self._send(message)
-        self.writing_since = None
+    async def drained(self) -> None:
+        """Until the client takes more. The connection ends this wait: by its write deadline at the latest."""
+        while self._line.is_full and not self.is_gone:
+            self._room_waiter = asyncio.get_running_loop().create_future()
+            await self._room_waiter
+
+    def room(self) -> None:
+        """The client takes more again; from the connection."""
+        waiter = self._room_waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if self.on_room is not None:
+            self.on_room()
+
+    def _head_of(self, status: int, headers: Headers, length_line: bytes) -> bytes:
+        lines = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._line.date_line]
+        for name, value in headers:
+            if name == b"connection":  # only ever to close
+                self.keep_alive = False
+            else:
+                lines.append(b"%b: %b\r\n" % (name, value))
+        if self.rate is not NO_RATE:
+            lines.append(rate_lines(self.rate))
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"x-request-id: %b\r\n%b\r\n" % (self.request_id.encode(), length_line))
+        return b"".join(lines)
+
+    def close(self) -> None:
+        """The handler is done. A reply that it did not complete has no end: its connection is cut."""
+        self._stop_comments()
+        self.on_room = None
+        self.task = None
+        if not self.response_complete:
+            self._line.cut()
+
+    def _complete(self) -> None:
+        self._stop_comments()
+        self.on_room = None
+        self.response_complete = True
+        self._line.ended()
+
+    # --- comments while nothing comes ---------------------------------------------------------------------------------
+
+    def comment_every(self, interval_s: float, headers: Headers) -> None:
+        """From now on a silence of that length is broken by an SSE comment, which no client shows.
+
+        The first one opens the stream, with status 200 and `headers`.
+        """
+        loop = asyncio.get_running_loop()
+        self._wrote_at = loop.time()
+
+        def tick() -> None:
+            now = loop.time()
+            if self._wrote_at + interval_s <= now + TIMER_SLACK_S:
+                self._wrote_at = now
+                if self._is_between_events and not self._line.is_full:
+                    self.start(200, headers)
+                    self.write(COMMENT)
+            self._comment_timer = loop.call_at(self._wrote_at + interval_s, tick)
+
+        self._comment_timer = loop.call_later(interval_s, tick)
+
+    def _stop_comments(self) -> None:
+        if self._comment_timer is not None:
+            self._comment_timer.cancel()
+            self._comment_timer = None
 
 
 def too_large(limit_bytes: int) -> BodyTooLarge:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Protocol
 
 import msgspec
 
 from gateway.domain import errors
 from gateway.domain.errors import GatewayError
-from gateway.domain.request import NO_RATE, RateState
+from gateway.domain.request import RateState
 
 STATUS: dict[type[GatewayError], int] = {
     errors.BadRequest: 400,
@@ -30,6 +28,9 @@ STATUS: dict[type[GatewayError], int] = {
     errors.ConnectFailed: 502,
     errors.UpstreamBroken: 502,
     errors.UpstreamTimeout: 504,
+    errors.EngineFailed: 502,
+    errors.EngineDied: 502,
+    errors.EngineBusy: 503,
     errors.NoReplica: 503,
     errors.StoreUnavailable: 503,
     errors.ShuttingDown: 503,
@@ -53,12 +54,6 @@ TYPES = {
 }
 CLOSES = frozenset({408, 413})  # the rest of the body is still on its way: this connection is of no further use
 JSON = (b"content-type", b"application/json")
-
-
-class Starter(Protocol):
-    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None: ...
-
-    async def finish(self, data: bytes = b"") -> None: ...
 
 
 def status_of(error: GatewayError) -> int:
@@ -93,35 +88,28 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-async def respond_error(starter: Starter, error: GatewayError) -> None:
-    body = error_body(error)
-    await starter.start(status_of(error), [*error_headers(error), (b"content-length", b"%d" % len(body))])
-    await starter.finish(body)
-
-
-def refusal_headers(body: bytes, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
-    """For the engine's own refusal, already in our envelope."""
-    headers = [JSON, (b"x-poolgate-error-source", b"engine"), (b"content-length", b"%d" % len(body))]
+def refusal_headers(retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
+    """For the engine's own refusal, in our envelope."""
+    headers = [JSON, (b"x-poolgate-error-source", b"engine")]
     return headers if retry_after_s is None else [*headers, (b"retry-after", b"%d" % retry_after_s)]
 
 
-def rate_headers(rate: RateState) -> list[tuple[bytes, bytes]]:
-    """x-ratelimit-* as OpenAI names them; nothing for a kind that has no limit."""
-    if rate is NO_RATE:
-        return []
-    headers = []
-    for kind, limit, remaining, reset_s in (
-        (b"requests", rate.limit_requests, rate.remaining_requests, rate.reset_requests_s),
-        (b"tokens", rate.limit_tokens, rate.remaining_tokens, rate.reset_tokens_s),
-    ):
-        if limit is None:
-            continue
-        headers.append((b"x-ratelimit-limit-" + kind, b"%d" % limit))
-        if remaining is not None:
-            headers.append((b"x-ratelimit-remaining-" + kind, b"%d" % remaining))
-        if reset_s is not None:
-            headers.append((b"x-ratelimit-reset-" + kind, duration(reset_s)))
-    return headers
+def rate_lines(rate: RateState) -> bytes:
+    """x-ratelimit-* as OpenAI names them, as bytes of a head; nothing for a kind that has no limit."""
+    lines = b""
+    if rate.limit_requests is not None:
+        lines = b"x-ratelimit-limit-requests: %d\r\n" % rate.limit_requests
+        if rate.remaining_requests is not None:
+            lines += b"x-ratelimit-remaining-requests: %d\r\n" % rate.remaining_requests
+        if rate.reset_requests_s is not None:
+            lines += b"x-ratelimit-reset-requests: %b\r\n" % duration(rate.reset_requests_s)
+    if rate.limit_tokens is not None:
+        lines += b"x-ratelimit-limit-tokens: %d\r\n" % rate.limit_tokens
+        if rate.remaining_tokens is not None:
+            lines += b"x-ratelimit-remaining-tokens: %d\r\n" % rate.remaining_tokens
+        if rate.reset_tokens_s is not None:
+            lines += b"x-ratelimit-reset-tokens: %b\r\n" % duration(rate.reset_tokens_s)
+    return lines
 
 
 def duration(seconds: float) -> bytes:

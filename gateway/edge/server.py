@@ -12,32 +12,32 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from gateway.domain.errors import ConfigError
-from gateway.edge.heads import BoundedHeads
+from gateway.edge.front import Front, Lane
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 75  # idle connections of clients; longer than the 60 s for which balancers keep theirs
+PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 30, 10, 3  # of a client from which nothing comes: is it still there?
 LAST_RESORT_S = 2  # past the drain time the app ends its streams itself; what is left then is cancelled
 CANCELLED_S = 5  # for a cancelled handler to clean up
 TICK_S = 0.05
 
 
-def server_config(app: Any, *, drain_s: float) -> uvicorn.Config:
-    """`app` is an ASGI application; `drain_s` is `gateway.drain_s`."""
+def server_config(app: Any, lane: Lane, *, drain_s: float) -> uvicorn.Config:
+    """`app` is the ASGI application for what is not in `lane`; `drain_s` is `gateway.drain_s`."""
     return uvicorn.Config(
         app,
-        http=BoundedHeads,
+        http=partial(Front, lane=lane),  # type: ignore[arg-type]  # uvicorn only ever calls it
         loop="uvloop",
         ws="none",
         interface="asgi3",
         lifespan="on",  # a start that fails ends the process (exit code 3) instead of serving half an app
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(drain_s) + LAST_RESORT_S,
         access_log=False,
         log_config=None,  # logging belongs to the process, not to the server
@@ -101,15 +101,22 @@ class GatewayServer(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, write_s: float = 60) -> socket.socket:
     """A listening socket; several processes may inherit it, and each connection goes to one of them.
 
-    Raises ConfigError when the address cannot be had. The caller closes it.
+    Its connections inherit what it says of clients whose network is gone without a word: what they do not confirm
+    within `write_s` ends the connection, and so does silence to the kernel's own probes. Raises ConfigError when the
+    address cannot be had. The caller closes it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(write_s * 1000))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as exc:

@@ -14,7 +14,7 @@ from gateway.fleet.sources.base import Source, SourceUnavailable
 
 log = logging.getLogger(__name__)
 POLL_S = 0.5
-FAILED_CONNECT_S = 2.0  # a replica that refused a connection is left out until its source has had time to notice
+ASIDE_S = 2.0  # a replica that failed like that is left out until its source has had time to notice
 
 
 class Registry:
@@ -26,7 +26,7 @@ class Registry:
         self._known: dict[str, Sequence[ReplicaRecord]] = {}
         self._silent: set[str] = set()
         self._in_flight: dict[str, int] = {}
-        self._avoid_until: dict[str, float] = {}
+        self._aside: dict[str, tuple[float, str]] = {}  # until when, and why
         self._snapshot = Snapshot((), self._in_flight)
 
     async def refresh(self) -> None:
@@ -54,9 +54,9 @@ class Registry:
 
     def _rebuild(self) -> None:
         now = self._clock()
-        self._avoid_until = {id_: until for id_, until in self._avoid_until.items() if until > now}
+        self._aside = {id_: aside for id_, aside in self._aside.items() if aside[0] > now}
         replicas = [
-            replace(r, state=ReplicaState.BACKOFF, detail="refused a connection") if r.id in self._avoid_until else r
+            replace(r, state=ReplicaState.BACKOFF, detail=self._aside[r.id][1]) if r.id in self._aside else r
             for records in self._known.values()
             for r in records
         ]
@@ -65,9 +65,9 @@ class Registry:
     def snapshot(self) -> Snapshot:
         return self._snapshot
 
-    def connect_failed(self, replica: ReplicaRecord) -> None:
-        """Nobody listens there: leave it out for a moment. A server with a fixed URL has no one to mend its record."""
-        self._avoid_until[replica.id] = self._clock() + FAILED_CONNECT_S
+    def set_aside(self, replica: ReplicaRecord, why: str) -> None:
+        """Nobody is alive there: leave it out for a moment. A server with a fixed URL has no one to mend its record."""
+        self._aside[replica.id] = (self._clock() + ASIDE_S, why)
         self._rebuild()
 
     def begin(self, replica: ReplicaRecord) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gateway.domain.replica import ReplicaRecord
+from gateway.domain.route import PoolOrder
 
 
 class Snapshot:
     """All replicas known at one moment. `in_flight` is this process's own live count of requests per replica."""
 
-    __slots__ = ("_by_pool", "_in_flight", "_ready")
+    __slots__ = ("_by_pool", "_in_flight", "_ready", "_windows")
 
     def __init__(self, replicas: Iterable[ReplicaRecord], in_flight: Mapping[str, int]) -> None:
         by_pool: dict[str, list[ReplicaRecord]] = {}
@@ -19,6 +20,7 @@ class Snapshot:
         self._by_pool = {pool: tuple(members) for pool, members in by_pool.items()}
         self._ready = {pool: tuple(r for r in members if r.is_ready()) for pool, members in by_pool.items()}
         self._in_flight = in_flight
+        self._windows: dict[PoolOrder, dict[str, int | None]] = {}
 
     def replicas(self, pool: str) -> tuple[ReplicaRecord, ...]:
         return self._by_pool.get(pool, ())
@@ -33,6 +35,14 @@ class Snapshot:
         """Tokens that every ready replica of the pool can hold; None when no ready replica says."""
         windows = [r.max_model_len for r in self.ready(pool) if r.max_model_len]
         return min(windows) if windows else None
+
+    def windows(self, order: PoolOrder) -> Mapping[str, int | None]:
+        """`window` of each pool of the order that has a ready replica; worked out once, for there are few orders."""
+        windows = self._windows.get(order)
+        if windows is None:
+            windows = {pool: self.window(pool) for pool in order.pools() if self.ready(pool)}
+            self._windows[order] = windows
+        return windows
 
     def all(self) -> Iterable[ReplicaRecord]:
         for members in self._by_pool.values():

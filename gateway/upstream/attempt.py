@@ -1,93 +1,112 @@
-"""Sends one request to the first candidate that takes the connection. Called by dispatch.
-
-Another candidate is tried only when no connection could be made: then no engine has seen the request.
-"""
+"""Brings one request to a replica, and to another one where that may help, until the first byte. Called by dispatch."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
-from gateway.config.schema import TimeoutsSection
-from gateway.domain.errors import ConnectFailed, GatewayError, UpstreamError, UpstreamTimeout
-from gateway.domain.record import AccessRecord
+from gateway.config.schema import RetrySection, TimeoutsSection
+from gateway.domain.errors import EngineDied, GatewayError, UpstreamError
+from gateway.domain.outcome import Outcome
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import Endpoint, InferenceRequest
 from gateway.fleet.registry import Registry
-from gateway.upstream.transport import Deadlines, Transport, UpstreamReply, UpstreamRequest
+from gateway.upstream.forward import Forwarder
+from gateway.upstream.journey import Journey
+from gateway.upstream.retry import MAX_REFUSED, RetryBudget, never_connected, other_may_mend
+from gateway.upstream.transport import Deadlines, Transport, UpstreamRequest
 
 log = logging.getLogger(__name__)
-MAX_ATTEMPTS = 2
+MAX_COUNT_TRIES = 2
 MAX_COUNT_BYTES = 64 << 20  # /tokenize answers with every token's number
 COUNT_DEADLINES = Deadlines(connect_s=1, first_byte_s=5, gap_s=5, total_s=10)
 # what may travel upstream of the caller's own headers; everything else stays here
 PASSED_HEADERS = frozenset({b"traceparent", b"tracestate", b"x-session-id"})
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A reply whose head has come, and the replica that gave it."""
-
-    reply: UpstreamReply
-    replica: ReplicaRecord
-
-
 class Attempts:
-    def __init__(self, transport: Transport, fleet: Registry, timeouts: TimeoutsSection) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        fleet: Registry,
+        forwarder: Forwarder,
+        timeouts: TimeoutsSection,
+        retry: RetrySection,
+    ) -> None:
         self._transport = transport
         self._fleet = fleet
+        self._forwarder = forwarder
         self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.gap_s, timeouts.total_s)
+        self._retry = retry
+        self._budget = RetryBudget(retry)
 
-    @contextlib.asynccontextmanager
-    async def send(
-        self,
-        request: InferenceRequest,
-        candidates: Sequence[ReplicaRecord],
-        body_for: Callable[[ReplicaRecord], bytes],
-        record: AccessRecord,
-    ) -> AsyncIterator[Sent]:
-        """Gives the reply's head; closes the reply when the block ends. Raises UpstreamError."""
-        failure: UpstreamError | None = None
-        for replica in candidates[:MAX_ATTEMPTS]:
-            record.attempts += 1
-            record.pool, record.replica = replica.pool, replica.id
-            self._fleet.begin(replica)
+    async def run(self, journey: Journey, candidates: Sequence[ReplicaRecord]) -> Outcome:
+        """Answers the caller with the reply of the first candidate that gives one. Raises UpstreamError.
+
+        A failed attempt is followed by another while `retry.py` says that it may help, the caller has got nothing, and
+        the budget holds: attempts, time, share of all requests. Refused connections have a bound of their own.
+        """
+        self._budget.request()
+        began_s = time.monotonic()
+        deadlines = self._deadlines
+        asked = refused = 0
+        for replica in candidates[:-1]:
             try:
-                upstream = UpstreamRequest(
-                    b"POST",
-                    request.endpoint.value.encode(),
-                    headers_for(request, replica, record.attempts),
-                    body_for(replica),
-                )
-                try:
-                    reply = await self._transport.send(replica.url, upstream, self._deadlines)
-                except UpstreamError as exc:
-                    if not never_connected(exc):
-                        raise
-                    failure = exc
-                    self._fleet.connect_failed(replica)
-                    log.warning("replica %s does not take connections: %s", replica.id, exc.message)
-                    continue
-                try:
-                    yield Sent(reply, replica)
-                finally:
-                    reply.close()
-                return
+                return await self._try(journey, replica, deadlines)
+            except UpstreamError as exc:
+                if never_connected(exc):
+                    refused += 1
+                else:
+                    asked += 1
+                spent_s = time.monotonic() - began_s
+                if (
+                    journey.first_byte_at is not None
+                    or not other_may_mend(exc, replay_in_flight=self._retry.replay_in_flight)
+                    or refused >= MAX_REFUSED
+                    or asked >= self._retry.attempts
+                    or spent_s > self._retry.within_s
+                    or (asked and not self._budget.take())
+                ):
+                    raise
+                log.warning("request %s goes on from replica %s: %s", journey.request.id, replica.id, exc.message)
+                deadlines = replace(deadlines, total_s=max(0.001, self._deadlines.total_s - spent_s))
+        return await self._try(journey, candidates[-1], deadlines)
+
+    async def _try(self, journey: Journey, replica: ReplicaRecord, deadlines: Deadlines) -> Outcome:
+        record = journey.record
+        record.attempts += 1
+        record.pool, record.replica = replica.pool, replica.id
+        request = journey.request
+        self._fleet.begin(replica)
+        try:
+            upstream = UpstreamRequest(
+                b"POST",
+                request.endpoint.value.encode(),
+                headers_for(request, replica, record.attempts),
+                journey.body_for(replica),
+            )
+            reply = await self._transport.send(replica.url, upstream, deadlines)
+            try:
+                return await self._forwarder.forward(journey, reply, replica)
             finally:
-                self._fleet.end(replica)
-        assert failure is not None
-        raise failure
+                reply.close()
+        except UpstreamError as exc:
+            if never_connected(exc) or isinstance(exc, EngineDied):
+                self._fleet.set_aside(replica, "refused a connection" if never_connected(exc) else "its engine died")
+            raise
+        finally:
+            self._fleet.end(replica)
 
     async def count_tokens(self, request: InferenceRequest, replicas: Sequence[ReplicaRecord]) -> int | None:
         """The prompt's tokens by a replica's own tokenizer and chat template: the first that takes the connection.
 
         None when it cannot say; the engine that gets the request then decides for itself.
         """
-        for replica in replicas[:MAX_ATTEMPTS]:
+        for replica in replicas[:MAX_COUNT_TRIES]:
             body = tokenize_body(request, replica)
             upstream = UpstreamRequest(b"POST", b"/tokenize", headers_for(request, replica, 0), body)
             try:
@@ -101,13 +120,8 @@ class Attempts:
                 if not never_connected(exc):
                     log.warning("replica %s could not count a prompt: %s", replica.id, exc)
                     return None
-                self._fleet.connect_failed(replica)
+                self._fleet.set_aside(replica, "refused a connection")
         return None
-
-
-def never_connected(error: Exception) -> bool:
-    """Refused, or no answer within the connect deadline (a host that is off the network): no engine saw the request."""
-    return isinstance(error, ConnectFailed) or (isinstance(error, UpstreamTimeout) and error.deadline == "connect")
 
 
 class _Count(msgspec.Struct):

@@ -14,13 +14,12 @@ from typing import cast
 import httptools
 
 from gateway.upstream.framing import ends_with_connection, without_hop_by_hop
-from gateway.upstream.reply import WireReply
+from gateway.upstream.reply import TIMER_SLACK_S, WireReply
 from gateway.upstream.transport import Deadlines
 
 HIGH_WATER_BYTES = 65_536  # unread bytes of a reply at which reading from the replica stops; a read takes all of them
 MAX_HEAD_BYTES = 65_536
 ONE_WRITE_BYTES = 65_536  # a body up to this size goes out in one write with its head
-TIMER_SLACK_S = 0.002  # loop clocks count whole milliseconds; a timer may fire that much early
 
 
 class Connection(asyncio.Protocol):
@@ -88,7 +87,7 @@ class Connection(asyncio.Protocol):
                 reply.fail("The engine closed the connection.")
             elif len(body) <= ONE_WRITE_BYTES:
                 transport.write(head + body)
-                self._is_reusable = True
+                self._is_reusable = reply.request_sent = True
             else:
                 await self._write_slowly(transport, reply, head, body)
             await reply.head()
@@ -107,7 +106,7 @@ class Connection(asyncio.Protocol):
             if reply.has_head or reply.is_over:
                 return
             transport.write(view[start : start + ONE_WRITE_BYTES])
-        self._is_reusable = True
+        self._is_reusable = reply.request_sent = True
 
     def arm(self, at: float) -> None:
         """Makes the timer fire at `at` or before. It stays armed between exchanges, so most of them never touch it."""
@@ -178,7 +177,7 @@ class Connection(asyncio.Protocol):
         elif reply.unread_bytes > HIGH_WATER_BYTES and not self._is_read_paused and self._transport is not None:
             self._is_read_paused = True
             self._transport.pause_reading()
-        reply.wake()
+        reply.deliver()
 
     def eof_received(self) -> None:
         self._end(None)

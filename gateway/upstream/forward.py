@@ -1,155 +1,25 @@
-"""Carries one reply of a replica to the caller: status, headers, body, and what it cost. Called by dispatch."""
+"""Carries one reply of a replica to the caller: status, headers, body, and what it cost. Called by attempt.py."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
 
-from gateway.domain.errors import UpstreamBroken, UpstreamError
+from gateway.domain.errors import EngineBusy, EngineDied, EngineFailed, UpstreamBroken, UpstreamError
 from gateway.domain.outcome import Ending, Outcome, Usage
-from gateway.domain.request import InferenceRequest
-from gateway.upstream.attempt import Sent
-from gateway.upstream.engine_error import normalise
+from gateway.domain.replica import ReplicaRecord
+from gateway.upstream.engine_error import EngineError, normalise
+from gateway.upstream.journey import Journey
 from gateway.upstream.relay import StreamTap, usage_of
 from gateway.upstream.transport import UpstreamReply
 
 MAX_PLAIN_BYTES = 64 << 20  # a whole reply is held in memory, so that a broken one is never sent as a success
 MAX_ERROR_BYTES = 1 << 20
-ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')  # quotes inside a text are escaped, so no text looks like this
-
-
-class Downstream(Protocol):
-    """The caller's side of an exchange."""
-
-    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None: ...
-
-    async def write(self, data: bytes) -> None: ...
-
-    async def finish(self, data: bytes = b"") -> None: ...
-
-    async def refuse(
-        self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
-    ) -> None:
-        """The engine's own refusal, in our envelope."""
-        ...
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a reply came; read when it is cut off."""
-
-    prompt_tokens: int  # counted or estimated beforehand; holds where the engine does not tell
-    events: int = 0
-    usage: Usage | None = None
-    first_byte_at: float | None = None  # monotonic; None: the caller has got nothing yet
-
-
-Settle = Callable[[Outcome], "asyncio.Task[None]"]
-
-
-class Forwarder:
-    async def forward(
-        self,
-        request: InferenceRequest,
-        sent: Sent,
-        downstream: Downstream,
-        progress: Progress,
-        settle: Settle,
-        was_clamped: bool,
-    ) -> Outcome:
-        """Answers the caller. `settle` is called as soon as the cost is known: before the caller can see the end of
-        the reply, so that its next call finds the slot free. Raises UpstreamError."""
-        if sent.reply.status != 200:
-            return await self._refusal(sent, downstream)
-        headers = [(b"x-poolgate-pool", sent.replica.pool.encode())]
-        if was_clamped:
-            headers.append((b"x-poolgate-clamped", request.output_field.encode()))
-        if request.stream:
-            return await self._stream(request, sent, downstream, progress, settle, headers)
-        return await self._plain(sent, downstream, progress, settle, headers)
-
-    async def _plain(
-        self,
-        sent: Sent,
-        downstream: Downstream,
-        progress: Progress,
-        settle: Settle,
-        headers: list[tuple[bytes, bytes]],
-    ) -> Outcome:
-        body = await sent.reply.read_all(MAX_PLAIN_BYTES)
-        if not body.lstrip()[:1] == b"{":
-            raise UpstreamBroken("The engine's reply is not a JSON object.", response_began=True)
-        if ABORTED.search(body) is not None:
-            raise UpstreamError("The engine gave up this request before it was finished.")
-        progress.first_byte_at = time.monotonic()
-        progress.usage = usage_of(body) or Usage(progress.prompt_tokens, 0)
-        outcome = Outcome(Ending.COMPLETED, 200, progress.usage)
-        await asyncio.shield(settle(outcome))
-        await downstream.start(
-            200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
-        )
-        await downstream.finish(body)
-        return outcome
-
-    async def _stream(
-        self,
-        request: InferenceRequest,
-        sent: Sent,
-        downstream: Downstream,
-        progress: Progress,
-        settle: Settle,
-        headers: list[tuple[bytes, bytes]],
-    ) -> Outcome:
-        tap = StreamTap(drop_usage_event=not request.wants_usage)
-        reply = sent.reply
-        outcome: Outcome | None = None
-        is_open = True
-        while is_open:
-            try:
-                data = await reply.read()
-            except UpstreamError:
-                if outcome is None:
-                    raise
-                data = b""  # the caller has the end mark: nothing that matters can be missing
-            is_open = bool(data)
-            out = tap.feed(data) if is_open else tap.finish()
-            progress.events, progress.usage = tap.events, tap.usage
-            if progress.first_byte_at is None and (tap.error is not None or tap.finish_abort):
-                # nothing was sent yet, so the failure can still have a status of its own
-                raise UpstreamError(f"The engine failed: {tap.error or 'it gave up this request'}")
-            if tap.saw_done and outcome is None:
-                outcome = ended(tap, progress)
-                await asyncio.shield(settle(outcome))
-            if not is_open and outcome is None:
-                # half an event may be left: it is not passed on, it would spoil the error event that now comes
-                raise UpstreamBroken("The engine ended the stream before it was finished.", response_began=True)
-            if not out:
-                continue
-            if progress.first_byte_at is None:
-                progress.first_byte_at = time.monotonic()
-                await downstream.start(200, [*STREAM_HEADERS, *headers])
-            await downstream.write(out)
-        assert outcome is not None
-        await downstream.finish()
-        return outcome
-
-    async def _refusal(self, sent: Sent, downstream: Downstream) -> Outcome:
-        reply = sent.reply
-        body = await beginning_of(reply, MAX_ERROR_BYTES)
-        message, kind, param, code = normalise(reply.status, body)
-        if reply.status in PASSED_ON:
-            await downstream.refuse(reply.status, message, kind, param, code, None)
-            return Outcome(Ending.ENGINE_REFUSED, reply.status, None, str(code) if code is not None else None)
-        if reply.status in (429, 503):
-            await downstream.refuse(503, message, kind, param, code, BUSY_RETRY_S)
-            return Outcome(Ending.UPSTREAM_ERROR, 503, None, "engine_busy")
-        raise UpstreamError(f"The engine answered {reply.status}: {message}")
-
-
+# quotes inside a text are escaped, so no text looks like this
+GIVEN_UP = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
+# how vLLM words the death of its core (0.26 to 0.33), plain and in streams
+DEATH = re.compile(r"EngineCore|EngineDead")
+JSON_HEAD = (b"content-type", b"application/json")
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -157,7 +27,118 @@ STREAM_HEADERS = (
 )
 # the request's own fault: the engine's word stands. Not 401 and 403: those are about our key, not the caller's.
 PASSED_ON = frozenset({400, 404, 405, 409, 413, 415, 422, 501})
-BUSY_RETRY_S = 2
+BUSY_RETRY_S = 2.0
+MAX_RETRY_S = 3600.0
+
+
+class Forwarder:
+    async def forward(self, journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
+        """Answers the caller. Raises UpstreamError; the caller has nothing while `journey.first_byte_at` is None."""
+        if reply.status != 200:
+            return await self._refusal(journey, reply)
+        headers = [(b"x-poolgate-pool", replica.pool.encode())]
+        if journey.was_clamped:
+            headers.append((b"x-poolgate-clamped", journey.request.output_field.encode()))
+        if journey.request.stream:
+            return await self._stream(journey, reply, headers)
+        return await self._plain(journey, reply, headers)
+
+    async def _plain(self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
+        body = await reply.read_all(MAX_PLAIN_BYTES)
+        if not body.lstrip()[:1] == b"{":
+            raise EngineFailed("The engine's reply is not a JSON object.")
+        if GIVEN_UP.search(body) is not None:
+            raise EngineFailed("The engine gave up this request before it was finished.")
+        journey.first_byte_at = time.monotonic()
+        journey.usage = usage_of(body) or Usage(journey.prompt_tokens, 0)
+        outcome = Outcome(Ending.COMPLETED, 200, journey.usage)
+        journey.settle(outcome)
+        journey.caller.reply(200, (JSON_HEAD, *headers), body)
+        return outcome
+
+    async def _stream(self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
+        caller = journey.caller
+        journey.tap = tap = StreamTap(drop_usage_event=not journey.request.wants_usage)
+        out = b""
+        is_open = True
+        while is_open and not out:  # nothing was sent yet, so a failure can still have a status of its own
+            data = await reply.read()
+            is_open = bool(data)
+            out = tap.feed(data) if is_open else tap.finish()
+            if tap.error is not None or tap.was_given_up:
+                return self._failed_at_once(journey, tap.error)
+        if not out and not tap.saw_done:
+            raise UpstreamBroken(CUT, response_began=True)
+        journey.first_byte_at = time.monotonic()
+        caller.start(200, (*STREAM_HEADERS, *headers))
+        course = _Course(journey, tap)
+        try:
+            if not course.pass_on(out):
+                await caller.drained()
+            if is_open:
+                caller.on_room = reply.resume
+                await reply.relay(course.take)
+                course.pass_on(tap.finish())
+        except UpstreamError:
+            if course.outcome is None:
+                raise  # what follows the end mark can be missing
+        if course.outcome is None:
+            # half an event may be left: it is not passed on, it would spoil the error event that now comes
+            raise UpstreamBroken(CUT, response_began=True)
+        caller.finish()
+        return course.outcome
+
+    def _failed_at_once(self, journey: Journey, error: EngineError | None) -> Outcome:
+        """The first event of a stream says that there is no stream. Raises as a plain reply with that status would."""
+        if error is None:
+            raise EngineFailed("The engine gave up this request before it began.")
+        status = error.code if isinstance(error.code, int) and 400 <= error.code < 600 else 500
+        return self._refused(journey, status, error, None)
+
+    async def _refusal(self, journey: Journey, reply: UpstreamReply) -> Outcome:
+        body = await beginning_of(reply, MAX_ERROR_BYTES)
+        return self._refused(journey, reply.status, normalise(reply.status, body), retry_after_of(reply))
+
+    def _refused(self, journey: Journey, status: int, error: EngineError, retry_after_s: float | None) -> Outcome:
+        if status in PASSED_ON:
+            journey.caller.refuse(status, error.message, error.type, error.param, error.code, None)
+            return Outcome(Ending.ENGINE_REFUSED, status, None, str(error.code) if error.code is not None else None)
+        if status in (429, 503):
+            raise EngineBusy(f"The engine is busy: {error.message}", retry_after_s=retry_after_s or BUSY_RETRY_S)
+        if DEATH.search(error.message) is not None:
+            raise EngineDied(f"The engine died: {error.message}")
+        raise EngineFailed(f"The engine answered {status}: {error.message}")
+
+
+class _Course:
+    """A stream under way: each read goes through the tap to the caller, in the callback that brought it."""
+
+    __slots__ = ("_journey", "_tap", "_write", "outcome")
+
+    def __init__(self, journey: Journey, tap: StreamTap) -> None:
+        self._journey = journey
+        self._tap = tap
+        self._write = journey.caller.write
+        self.outcome: Outcome | None = None  # known once the end mark came
+
+    def take(self, data: bytes) -> bool:
+        return self.pass_on(self._tap.feed(data))
+
+    def pass_on(self, out: bytes) -> bool:
+        if self._tap.saw_done and self.outcome is None:
+            self.outcome = outcome = ended(self._journey, self._tap)
+            self._journey.settle(outcome)
+        return self._write(out) if out else True
+
+
+CUT = "The engine ended the stream before it was finished."
+
+
+def ended(journey: Journey, tap: StreamTap) -> Outcome:
+    usage = journey.cut_off()
+    if tap.error is not None or tap.was_given_up:
+        return Outcome(Ending.UPSTREAM_ERROR, 200, usage, "engine_failed")
+    return Outcome(Ending.COMPLETED, 200, usage)
 
 
 async def beginning_of(reply: UpstreamReply, limit_bytes: int) -> bytes:
@@ -170,8 +151,9 @@ async def beginning_of(reply: UpstreamReply, limit_bytes: int) -> bytes:
     return b"".join(parts)[:limit_bytes]
 
 
-def ended(tap: StreamTap, progress: Progress) -> Outcome:
-    usage = progress.usage or Usage(progress.prompt_tokens, progress.events)
-    if tap.error is not None or tap.finish_abort:
-        return Outcome(Ending.UPSTREAM_ERROR, 200, usage, "engine_failed")
-    return Outcome(Ending.COMPLETED, 200, usage)
+def retry_after_of(reply: UpstreamReply) -> float | None:
+    """The engine's own Retry-After, where it is a number of seconds."""
+    for name, value in reply.headers:
+        if name == b"retry-after" and value.isdigit() and len(value) < 6:
+            return min(float(value), MAX_RETRY_S) or None
+    return None

@@ -13,16 +13,18 @@ from typing import Annotated
 import msgspec
 
 from gateway.domain.outcome import Usage
+from gateway.upstream.engine_error import EngineError, normalise
 
 # An event ends at an empty line. Ends of lines are CR LF, LF and CR, and nothing else (HTML standard, 9.2.5). The
 # look-ahead keeps CR LF in one piece; a CR at the very end of what has come ends its line, whatever comes next.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
-_CR, _LF = 13, 10  # as numbers, which bytes look for fastest
+_CR = 13  # as a number, which bytes look for fastest
+_PLAIN = b'"finish_reason":null'
 
 MAX_EVENT_BYTES = 1 << 18  # of an event that has not ended; a longer one goes through unread
-MAX_ERROR_CHARS = 500
+GIVEN_UP = frozenset({"abort", "error"})
 
 # A key with something to read behind it. Quotes inside a string are escaped, so text that a model writes never looks
 # like this; a match only means that the event is decoded.
@@ -86,10 +88,10 @@ class StreamTap:
         "_tail",
         "error",
         "events",
-        "finish_abort",
         "saw_done",
         "saw_finish",
         "usage",
+        "was_given_up",
     )
 
     def __init__(self, drop_usage_event: bool) -> None:
@@ -97,8 +99,8 @@ class StreamTap:
         self.usage: Usage | None = None  # the last that the engine told
         self.saw_done = False
         self.saw_finish = False  # a finish_reason that is not null
-        self.finish_abort = False
-        self.error: str | None = None  # of an error event; the first one's
+        self.was_given_up = False  # a finish_reason that says so
+        self.error: EngineError | None = None  # of an error event; the first one's
         self._drops = drop_usage_event
         self._tail = b""  # of the event that has not ended
         self._given = 0  # bytes of `_tail` that have been passed on
@@ -112,15 +114,21 @@ class StreamTap:
 
     def feed(self, data: bytes) -> bytes:
         """Takes a read, gives the bytes to pass on: the same object unless something is held back or taken out."""
+        events = data.count(b"\n\n")
         if (
-            not self._tail
-            and not self._ended_in_cr
-            and data.find(_LF) == len(data) - 2  # one whole event of one line: how engines write them
+            events == data.count(_PLAIN)  # each a piece of an answer that goes on: how engines write nearly all of them
+            and data.count(b"\n") == 2 * events
             and data.endswith(b"\n\n")
-            and _CR not in data
             and data.startswith(b"data:")
+            and not self._tail
+            and not self._ended_in_cr
+            and b'"usage"' not in data
+            and b'"error"' not in data
+            and b"\r" not in data
+            and b"[DONE]" not in data
         ):
-            return b"" if self._is_usage_only(data) and self._drops else data
+            self.events += events
+            return data
         return self._feed_any(data)
 
     def finish(self) -> bytes:
@@ -198,7 +206,7 @@ class StreamTap:
             self.usage = usage
         if bytes(fields.error) != b"null":
             if self.error is None:
-                self.error = _error_message(fields.error)
+                self.error = normalise(500, b'{"error":%b}' % bytes(fields.error))
             return False
         choices = bytes(fields.choices)
         if choices == b"null":
@@ -209,7 +217,7 @@ class StreamTap:
         reasons = _finish_reasons(choices)
         if reasons:
             self.saw_finish = True
-            self.finish_abort = self.finish_abort or "abort" in reasons
+            self.was_given_up = self.was_given_up or not reasons.isdisjoint(GIVEN_UP)
         return False
 
 
@@ -243,12 +251,3 @@ def _finish_reasons(choices: bytes) -> set[str]:
         return {choice.finish_reason for choice in _choices_decoder.decode(choices) if choice.finish_reason is not None}
     except _UNREADABLE:
         return set()
-
-
-def _error_message(raw: msgspec.Raw) -> str:
-    try:
-        error = msgspec.json.decode(raw)
-    except _UNREADABLE:
-        error = None
-    message = error.get("message") if isinstance(error, dict) else error
-    return message[:MAX_ERROR_CHARS] if isinstance(message, str) and message else "no reason given"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
 from gateway.upstream.framing import Headers
 from gateway.upstream.transport import Deadlines
+
+TIMER_SLACK_S = 0.002  # loop clocks count whole milliseconds; a timer may fire that much early
 
 
 class Line(Protocol):
@@ -33,14 +36,18 @@ class WireReply:
         "_error",
         "_first_byte_at",
         "_gap_s",
+        "_is_held",
         "_line",
         "_loop",
+        "_read_at",
+        "_take",
         "_total_at",
         "_waiter",
         "body_began",
         "has_head",
         "headers",
         "is_whole",
+        "request_sent",
         "response_began",
         "status",
         "unread_bytes",
@@ -53,6 +60,7 @@ class WireReply:
         self.has_head = False
         self.is_whole = False
         self.response_began = False  # any byte came, be it of a head that never ended
+        self.request_sent = False  # handed over to the kernel, whole
         self.body_began = False
         self.unread_bytes = 0
         self._due_at = total_at
@@ -65,6 +73,9 @@ class WireReply:
         self._first_byte_at = loop.time() + deadlines.first_byte_s
         self._gap_s = deadlines.gap_s
         self._total_at = total_at
+        self._take: Callable[[bytes], bool] | None = None
+        self._is_held = False  # whoever takes the reads has no room
+        self._read_at = 0.0  # when the last bytes came; kept while reads are handed over
 
     # --- for the dispatcher -----------------------------------------------------------------------------------------
 
@@ -99,6 +110,35 @@ class WireReply:
             parts.append(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    async def relay(self, take: Callable[[bytes], bool]) -> None:
+        self._take = take
+        self._read_at = self._loop.time()
+        try:
+            while True:
+                self._hand_over()
+                if not self._chunks:
+                    if self._error is not None:
+                        raise self._error
+                    if self.is_whole:
+                        return
+                waiter = self._waiter = self._loop.create_future()
+                if self._line is not None:
+                    self._line.arm(self.due_at)
+                await waiter
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        finally:
+            self._take = None
+
+    def resume(self) -> None:
+        self._is_held = False
+        if self._take is not None:
+            self._read_at = self._loop.time()  # the silence until now was the taker's
+            self.deliver()
+            if self._line is not None:
+                self._line.arm(self.due_at)
+
     def close(self) -> None:
         if self._line is not None:
             self.fail("The reply was closed before its end.")
@@ -131,9 +171,32 @@ class WireReply:
         self._waiter = waiter = self._loop.create_future()
         return waiter
 
+    def deliver(self) -> None:
+        """A read has been taken in: hands it over where it came in, or wakes whoever waits for it."""
+        if self._take is None:
+            self.wake()
+            return
+        self._read_at = self._loop.time()
+        self._hand_over()
+        if not self._chunks and (self.is_whole or self._error is not None):
+            self.wake()
+
+    def _hand_over(self) -> None:
+        chunks = self._chunks
+        if not chunks or self._is_held or self._take is None:
+            return
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self.unread_bytes = 0
+        self._is_held = not self._take(data)
+        if self._line is not None:
+            self._line.resume()
+
     @property
     def due_at(self) -> float:
         """When the deadline passes that holds now; while nobody waits, the total one: a slow reader is no silence."""
+        if self._take is not None:
+            return self._total_at if self._is_held else min(self._read_at + self._gap_s, self._total_at)
         return self._total_at if self._waiter is None else self._due_at
 
     @property
@@ -159,17 +222,20 @@ class WireReply:
         line, self._line = self._line, None
         if line is not None:
             line.finish(is_reusable)
-        self.wake()
+        self.deliver()
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
         """Cuts the connection, unless it was let go before; what came can still be read, then comes the error."""
-        error = UpstreamBroken(message, response_began=self.response_began)
+        error = UpstreamBroken(message, response_began=self.response_began, request_sent=self.request_sent)
         error.__cause__ = cause
         self._cut(error)
 
     def expire(self) -> None:
         """As `fail`, for the deadline that holds now."""
-        name = "total" if self._waiter is None else self._deadline
+        if self._take is not None:
+            name = "total" if self._is_held or self._loop.time() + TIMER_SLACK_S >= self._total_at else "gap"
+        else:
+            name = "total" if self._waiter is None else self._deadline
         self._cut(UpstreamTimeout(f"The engine passed the {name} deadline.", deadline=name))
 
     def _cut(self, error: UpstreamError) -> None:
@@ -177,4 +243,4 @@ class WireReply:
         if line is not None:
             self._error = error
             line.finish(False)
-        self.wake()
+        self.deliver()
