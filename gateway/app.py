@@ -36,7 +36,7 @@ from gateway.domain.errors import (
     UnknownPath,
     WrongMethod,
 )
-from gateway.edge.context import request_id_of
+from gateway.edge.context import RequestIds, request_id_of
 from gateway.edge.models import ModelsController
 from gateway.edge.ops import OpsController
 from gateway.edge.respond import error_body, error_headers, status_of
@@ -162,5 +162,5 @@ async def stamp_request_id(message: Message, scope: Scope) -> None:
         return
     headers = list(message["headers"])
     if not any(name == b"x-request-id" for name, _ in headers):
-        headers.append((b"x-request-id", request_id_of(scope["headers"]).encode()))
+        headers.append((b"x-request-id", request_id_of(scope["headers"], RequestIds().new).encode()))
         message["headers"] = headers

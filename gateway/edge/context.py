@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from itertools import count
 from typing import Protocol
 
 from gateway.domain.errors import BodyTimeout, BodyTooLarge, UnsupportedEncoding
@@ -39,7 +40,13 @@ class Line(Protocol):
         """More is written than the client takes."""
         ...
 
+    def new_id(self) -> str:
+        """A request id that nobody else has."""
+        ...
+
     def write(self, data: bytes) -> None: ...
+
+    def handler_ended(self, task: asyncio.Task[None] | None) -> None: ...
 
     def ended(self) -> None:
         """The reply is complete; called once."""
@@ -52,46 +59,49 @@ class Line(Protocol):
     def resume_reading(self) -> None: ...
 
 
-def request_id_of(headers: Headers) -> str:
+class RequestIds:
+    """New ids: random in front, so that no two processes make the same, and counted behind, which is cheap."""
+
+    __slots__ = ("_numbers", "_prefix")
+
+    def __init__(self) -> None:
+        self._prefix = "req-" + os.urandom(8).hex()
+        self._numbers = count(int.from_bytes(os.urandom(3), "big"))
+
+    def new(self) -> str:
+        return f"{self._prefix}{next(self._numbers):08x}"
+
+
+def request_id_of(headers: Headers, new: Callable[[], str]) -> str:
     """The caller's X-Request-Id when it is sane and there is just one, else a new one."""
     given = [value for name, value in headers if name == b"x-request-id"]
-    if len(given) == 1 and REQUEST_ID.fullmatch(given[0]):
+    if given and len(given) == 1 and REQUEST_ID.fullmatch(given[0]):
         return given[0].decode("ascii")
-    return "req-" + os.urandom(12).hex()
+    return new()
 
 
 class Exchange:
     """Owned by one handler task, `task`. The connection feeds the body in and tells when the caller is gone."""
 
-    __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_body_waiter",
-        "_comment_timer",
-        "_fields",
-        "_has_more_body",
-        "_head",
-        "_is_between_events",
-        "_is_chunked",
-        "_is_reading",
-        "_line",
-        "_room_waiter",
-        "_wants_continue",
-        "_wrote_at",
-        "has_started",
-        "headers",
-        "is_ended",
-        "is_gone",
-        "keep_alive",
-        "method",
-        "on_room",
-        "rate",
-        "request_id",
-        "response_complete",
-        "status",
-        "task",
-        "version",
-    )
+    # what most exchanges never change stands here: setting it for each of them costs more than all the rest
+    has_started = False
+    response_complete = False
+    status = 0
+    rate: RateState = NO_RATE
+    is_gone = False
+    is_ended = False  # by us: the drain time is over
+    task: asyncio.Task[None] | None = None
+    on_room: Callable[[], None] | None = None  # called when the client takes more again
+    _has_more_body = True
+    _body_bytes = 0
+    _is_reading = False
+    _body_waiter: asyncio.Future[None] | None = None
+    _room_waiter: asyncio.Future[None] | None = None
+    _head: bytes | None = None  # of a reply that has started, until its first bytes go out
+    _is_chunked = False
+    _is_between_events = True
+    _comment_timer: asyncio.TimerHandle | None = None
+    _wrote_at = 0.0
 
     def __init__(
         self,
@@ -101,40 +111,26 @@ class Exchange:
         *,
         version: str = "1.1",
         keep_alive: bool = True,
-        wants_continue: bool = False,
     ) -> None:
         """`headers` have lower-case names, in their order; `keep_alive` is what the request asks for."""
         self.method = method
         self.headers = headers
         self.version = version
         self.keep_alive = keep_alive
-        self.request_id = request_id_of(headers)
-        self.has_started = False
-        self.response_complete = False
-        self.status = 0
-        self.rate: RateState = NO_RATE
-        self.is_gone = False
-        self.is_ended = False  # by us: the drain time is over
-        self.task: asyncio.Task[None] | None = None
-        self.on_room: Callable[[], None] | None = None  # called when the client takes more again
+        self.request_id = request_id_of(headers, line.new_id)
         self._line = line
         self._fields = dict(reversed(headers))  # the first of a name counts
-        self._wants_continue = wants_continue
         self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._has_more_body = True
-        self._is_reading = False
-        self._body_waiter: asyncio.Future[None] | None = None
-        self._room_waiter: asyncio.Future[None] | None = None
-        self._head: bytes | None = None  # of a reply that has started, until its first bytes go out
-        self._is_chunked = False
-        self._is_between_events = True
-        self._comment_timer: asyncio.TimerHandle | None = None
-        self._wrote_at = 0.0
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that (lower-case) name."""
         return self._fields.get(name)
+
+    def headers_of(self, names: frozenset[bytes]) -> tuple[tuple[bytes, bytes], ...]:
+        """All headers of those names, in their order."""
+        if names.isdisjoint(self._fields):
+            return ()
+        return tuple(header for header in self.headers if header[0] in names)
 
     # --- the body ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +159,7 @@ class Exchange:
         ends_at = loop.time() + total_s
         self._is_reading = True
         self._line.resume_reading()
-        if self._wants_continue and not self._body:
+        if not self._body and self._fields.get(b"expect", b"").lower() == b"100-continue":
             self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while self._has_more_body and self._body_bytes <= limit_bytes:
             self._body_waiter = loop.create_future()
@@ -302,6 +298,7 @@ class Exchange:
         """The handler is done. A reply that it did not complete has no end: its connection is cut."""
         self._stop_comments()
         self.on_room = None
+        self._line.handler_ended(self.task)
         self.task = None
         if not self.response_complete:
             self._line.cut()

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-from gateway.edge.context import STATUS_LINES, Exchange
+from gateway.edge.context import STATUS_LINES, Exchange, RequestIds
 
 log = logging.getLogger(__name__)
 HEAD_S = 10.0  # from the first byte of a head (or from the connection) to its end
@@ -57,6 +57,7 @@ class Lane:
     handlers: Mapping[bytes, Handler]
     write_s: float
     date: DateLine = field(default_factory=DateLine)
+    ids: RequestIds = field(default_factory=RequestIds)
 
 
 class Front(asyncio.Protocol):
@@ -87,7 +88,6 @@ class Front(asyncio.Protocol):
         "_state",
         "_transport",
         "_url",
-        "_wants_continue",
         "_write_timer",
         "is_full",
     )
@@ -114,7 +114,6 @@ class Front(asyncio.Protocol):
         self._flow: FlowControl = None  # type: ignore[assignment]
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._wants_continue = False
         self._in_head = True  # no request is being read: the next bytes belong to a head
         self._ended_in_this_read = False
         self._head_bytes = 0
@@ -202,16 +201,12 @@ class Front(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers = []
-        self._wants_continue = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self._wants_continue = True
-        self._headers.append((name, value))
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -233,7 +228,6 @@ class Front(asyncio.Protocol):
                 self._headers,
                 version=version,
                 keep_alive=keep_alive,
-                wants_continue=self._wants_continue,
             )
         else:
             turn = self._app_cycle(method, version, keep_alive)
@@ -276,6 +270,13 @@ class Front(asyncio.Protocol):
     def date_line(self) -> bytes:
         return self._lane.date.of(self._state.default_headers)
 
+    def new_id(self) -> str:
+        return self._lane.ids.new()
+
+    def handler_ended(self, task: asyncio.Task[None] | None) -> None:
+        if task is not None:
+            self._state.tasks.discard(task)
+
     def write(self, data: bytes) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
@@ -317,8 +318,8 @@ class Front(asyncio.Protocol):
             turn.task = task = self._loop.create_task(handler(turn))
         else:
             task = self._loop.create_task(turn.run_asgi(self._config.loaded_app))
+            task.add_done_callback(tasks.discard)
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
 
     def _handler_for(self, url: bytes) -> Handler | None:
         """For a path that is not written plainly: with a query, a slash at its end, escapes, or a whole URL."""
@@ -357,7 +358,7 @@ class Front(asyncio.Protocol):
             access_log=False,
             default_headers=self._state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=self._wants_continue,
+            expect_100_continue=(b"expect", b"100-continue") in self._headers,
             keep_alive=keep_alive,
             on_response=self.ended,
         )

@@ -86,7 +86,8 @@ async def answer(
     record.class_name = class_name
     body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s, gateway.timeouts.total_s)
     request = decode(body, endpoint, principal, class_name, exchange.request_id)
-    request.headers = without_broken_trace(h for h in exchange.headers if h[0] in PASSED_HEADERS)
+    if passed := exchange.headers_of(PASSED_HEADERS):
+        request.headers = without_broken_trace(passed)
     if span is not None and runtime.traces:
         request.headers = runtime.traces.carry(span, request.headers)
     record.model, record.stream = request.model[:128], request.stream

@@ -32,6 +32,8 @@ def choose(order: PoolOrder, snapshot: Snapshot, fitting: frozenset[str], rng: R
 def weighted_order(targets: Sequence[Target], rng: Random) -> list[Target]:
     """A random order in which each target comes first with the chance of its weight."""
     # Efraimidis and Spirakis (2006): sorting by u^(1/w) draws without replacement in proportion to the weights
+    if len(targets) < 2:
+        return list(targets)
     return sorted(targets, key=lambda t: rng.random() ** (1.0 / t.weight), reverse=True)
 
 

@@ -13,7 +13,7 @@ from typing import cast
 
 import httptools
 
-from gateway.upstream.framing import ends_with_connection, without_hop_by_hop
+from gateway.upstream.framing import ends_with_connection
 from gateway.upstream.reply import TIMER_SLACK_S, WireReply
 from gateway.upstream.transport import Deadlines
 
@@ -26,7 +26,6 @@ class Connection(asyncio.Protocol):
     """States: not connected yet; free; in an exchange, when `_reply` is set; lost, when `on_lost` has been called."""
 
     __slots__ = (
-        "_ends_with_connection",
         "_expects_body",
         "_head_bytes",
         "_is_read_paused",
@@ -66,18 +65,17 @@ class Connection(asyncio.Protocol):
         self._is_write_paused = False
         self._is_reusable = False
         self._expects_body = True
-        self._ends_with_connection = False
         self._head_bytes = 0
 
     async def exchange(
-        self, head: bytes, body: bytes, deadlines: Deadlines, total_at: float, *, expects_body: bool
+        self, head: bytes, body: bytes, deadlines: Deadlines, now: float, total_at: float, *, expects_body: bool
     ) -> WireReply:
         """Sends a request and returns its reply once the head is there.
 
-        `total_at`: on the loop's clock. `expects_body`: False for HEAD, whose headers speak of a body that never comes.
-        Raises UpstreamTimeout and UpstreamBroken; then, and when cancelled, the connection is cut.
+        `now` and `total_at` are on the loop's clock. `expects_body`: False for HEAD, whose headers speak of a body that
+        never comes. Raises UpstreamTimeout and UpstreamBroken; then, and when cancelled, the connection is cut.
         """
-        self._reply = reply = WireReply(self, self._loop, deadlines, total_at)
+        self._reply = reply = WireReply(self, self._loop, deadlines, now, total_at)
         self._expects_body = expects_body
         self._head_bytes = 0
         self._is_reusable = False
@@ -90,7 +88,9 @@ class Connection(asyncio.Protocol):
                 self._is_reusable = reply.request_sent = True
             else:
                 await self._write_slowly(transport, reply, head, body)
-            await reply.head()
+            while not reply.has_head:
+                reply.check()
+                await reply.progress()
         except BaseException:
             reply.close()
             raise
@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
         reply = self._reply
         if reply is None:
             return
-        if exc is None and reply.has_head and self._ends_with_connection:
+        if exc is None and reply.has_head and ends_with_connection(reply.head_lines):
             reply.complete(is_reusable=False)
         elif exc is None:
             reply.fail("The engine closed the connection before its reply was whole.")
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         reply = self._reply
         if reply is not None and not reply.has_head:  # else a trailer
-            reply.headers.append((name.lower(), value))
+            reply.head_lines.append((name, value))
 
     def on_headers_complete(self) -> None:
         reply, parser = self._reply, self._parser
@@ -225,14 +225,12 @@ class Connection(asyncio.Protocol):
         if status == 101:
             raise ValueError("it switches protocols, which nobody asked for")
         if status < 200:  # an interim reply: the real one follows
-            reply.headers = []
+            reply.head_lines.clear()
             return
         # the bytes so far may be those of the body as well
-        if self._head_bytes > MAX_HEAD_BYTES and sum(len(n) + len(v) for n, v in reply.headers) > MAX_HEAD_BYTES:
+        if self._head_bytes > MAX_HEAD_BYTES and sum(len(n) + len(v) for n, v in reply.head_lines) > MAX_HEAD_BYTES:
             raise ValueError(_HEAD_TOO_LONG)
         reply.status = status
-        self._ends_with_connection = ends_with_connection(reply.headers)
-        reply.headers = without_hop_by_hop(reply.headers)
         reply.has_head = True
         if not self._expects_body:
             self._is_reusable = False  # the parser does not know, and waits for the body

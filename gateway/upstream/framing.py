@@ -64,22 +64,31 @@ def request_head(address: Address, request: UpstreamRequest) -> bytes:
     Raises InternalError when a line break hides in a name, value or path: it would let a caller write headers, or
     a request, of its own.
     """
-    headers = [header for header in request.headers if header[0].lower() not in NOT_SENT]
+    headers = [header for header in request.headers if _travels(header[0])]
     if len(headers) < len(request.headers):  # perhaps `connection`, which names more to leave out
         named = {token for name, value in request.headers if name.lower() == b"connection" for token in _tokens(value)}
         headers = [header for header in headers if header[0].lower() not in named]
     lines = [
-        b"%b %b%b HTTP/1.1" % (request.method, address.base_path, request.path),
-        b"host: " + address.host_header,
-        b"accept-encoding: identity",
+        _opening(request.method, address.base_path, request.path, address.host_header),
         b"content-length: %d" % len(request.body),
     ]
-    lines += [name + b": " + value for name, value in headers]
+    lines += [b"%b: %b" % header for header in headers]
     head = b"\r\n".join(lines)
-    breaks = len(lines) - 1
+    breaks = len(lines) + 1  # the opening has three lines
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
         raise InternalError("A header for the engine holds a line break.")
     return head + b"\r\n\r\n"
+
+
+@lru_cache(maxsize=256)
+def _travels(name: bytes) -> bool:
+    return name.lower() not in NOT_SENT
+
+
+@lru_cache(maxsize=4096)
+def _opening(method: bytes, base_path: bytes, path: bytes, host_header: bytes) -> bytes:
+    """The lines that are the same for all requests to one path of a replica."""
+    return b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity" % (method, base_path, path, host_header)
 
 
 def without_hop_by_hop(headers: Headers) -> Headers:
@@ -94,12 +103,12 @@ def without_hop_by_hop(headers: Headers) -> Headers:
 def ends_with_connection(headers: Headers) -> bool:
     """True when only the end of the connection tells the end of the body (RFC 9112 §6.3, case 8).
 
-    `headers` as they came, with lower-case names.
+    `headers` as they came.
     """
     for name, value in headers:
-        if name == b"content-length":
+        if name.lower() == b"content-length":
             return False
-        if name == b"transfer-encoding" and value.lower().rstrip().endswith(b"chunked"):
+        if name.lower() == b"transfer-encoding" and value.lower().rstrip().endswith(b"chunked"):
             return False
     return True
 

@@ -21,7 +21,7 @@ _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 _CR = 13  # as a number, which bytes look for fastest
-_PLAIN = b'"finish_reason":null'
+_PLAIN = (b'"finish_reason":null', b'"finish_reason": null')  # as engines write it, one way or the other
 
 MAX_EVENT_BYTES = 1 << 18  # of an event that has not ended; a longer one goes through unread
 GIVEN_UP = frozenset({"abort", "error"})
@@ -85,6 +85,7 @@ class StreamTap:
         "_given",
         "_is_skipping",
         "_last_was_dropped",
+        "_plain",
         "_tail",
         "error",
         "events",
@@ -107,6 +108,7 @@ class StreamTap:
         self._is_skipping = False  # that event is too long to be read; `_tail` holds only its last bytes
         self._ended_in_cr = False  # the last event ended in CR and the read with it: a LF may belong to it
         self._last_was_dropped = False
+        self._plain = _PLAIN[0]  # how this engine writes it
 
     @property
     def has_started_content(self) -> bool:
@@ -116,7 +118,7 @@ class StreamTap:
         """Takes a read, gives the bytes to pass on: the same object unless something is held back or taken out."""
         events = data.count(b"\n\n")
         if (
-            events == data.count(_PLAIN)  # each a piece of an answer that goes on: how engines write nearly all of them
+            events == data.count(self._plain)  # each a piece of an answer that goes on: nearly all of a stream are that
             and data.count(b"\n") == 2 * events
             and data.endswith(b"\n\n")
             and data.startswith(b"data:")
@@ -186,6 +188,8 @@ class StreamTap:
         """Notes the facts of a whole event; True for the one to drop."""
         if _TELLING.search(event) is None and event.rfind(_CHOICE) > 0 and event.startswith(b"data:"):
             self.events += 1  # a piece of the answer, and nothing else to be known from it
+            if self._plain not in event and _PLAIN[1] in event:
+                self._plain = _PLAIN[1]
             return False
         return self._is_usage_only_closely(event, is_whole=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
-from gateway.upstream.framing import Headers
+from gateway.upstream.framing import Headers, without_hop_by_hop
 from gateway.upstream.transport import Deadlines
 
 TIMER_SLACK_S = 0.002  # loop clocks count whole milliseconds; a timer may fire that much early
@@ -36,6 +36,7 @@ class WireReply:
         "_error",
         "_first_byte_at",
         "_gap_s",
+        "_headers",
         "_is_held",
         "_line",
         "_loop",
@@ -45,7 +46,7 @@ class WireReply:
         "_waiter",
         "body_began",
         "has_head",
-        "headers",
+        "head_lines",
         "is_whole",
         "request_sent",
         "response_began",
@@ -53,10 +54,13 @@ class WireReply:
         "unread_bytes",
     )
 
-    def __init__(self, line: Line, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, total_at: float) -> None:
-        """`total_at`: when the total deadline passes, on the loop's clock."""
+    def __init__(
+        self, line: Line, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, now: float, total_at: float
+    ) -> None:
+        """`now`, and `total_at`, when the total deadline passes, are on the loop's clock."""
         self.status = 0
-        self.headers: Headers = []
+        self.head_lines: Headers = []  # as they came, trailers left out
+        self._headers: Headers | None = None
         self.has_head = False
         self.is_whole = False
         self.response_began = False  # any byte came, be it of a head that never ended
@@ -70,7 +74,7 @@ class WireReply:
         self._line: Line | None = line
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
-        self._first_byte_at = loop.time() + deadlines.first_byte_s
+        self._first_byte_at = now + deadlines.first_byte_s
         self._gap_s = deadlines.gap_s
         self._total_at = total_at
         self._take: Callable[[bytes], bool] | None = None
@@ -78,6 +82,12 @@ class WireReply:
         self._read_at = 0.0  # when the last bytes came; kept while reads are handed over
 
     # --- for the dispatcher -----------------------------------------------------------------------------------------
+
+    @property
+    def headers(self) -> Headers:
+        if self._headers is None:
+            self._headers = without_hop_by_hop([(name.lower(), value) for name, value in self.head_lines])
+        return self._headers
 
     async def read(self) -> bytes:
         while True:
@@ -146,12 +156,10 @@ class WireReply:
 
     # --- for the connection -----------------------------------------------------------------------------------------
 
-    async def head(self) -> None:
-        """Until the head has come. Raises UpstreamTimeout or UpstreamBroken when it does not."""
-        while not self.has_head:
-            if self._error is not None:
-                raise self._error
-            await self.progress()
+    def check(self) -> None:
+        """Raises UpstreamTimeout or UpstreamBroken when the reply has failed."""
+        if self._error is not None:
+            raise self._error
 
     def progress(self) -> asyncio.Future[None]:
         """Done when something happened: bytes, the end, a failure, room to write. Holds the deadline that applies.

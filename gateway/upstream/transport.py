@@ -42,7 +42,11 @@ class UpstreamReply(Protocol):
     """
 
     status: int
-    headers: list[tuple[bytes, bytes]]  # lower-case names, without hop-by-hop headers, in the replica's order
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Lower-case names, without hop-by-hop headers, in the replica's order."""
+        ...
 
     async def read(self) -> bytes:
         """The next bytes of the body, all that are there; b"" at its end.

@@ -31,6 +31,9 @@ class WireTransport:
         self._idle: dict[str, list[Connection]] = {}  # by url; longest idle first; no empty lists
         self._open: set[Connection] = set()
         self._active = 0
+        self._loop: asyncio.AbstractEventLoop | None = (
+            None  # known at the first send; asking each time is a system call
+        )
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._all_lost: asyncio.Event | None = None
@@ -48,21 +51,26 @@ class WireTransport:
     async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> WireReply:
         address = parse_address(url)
         head = request_head(address, request)
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
         now = loop.time()
         total_at = now + deadlines.total_s
         expects_body = request.method != b"HEAD"
         connection = self._take(url, now)
         if connection is not None:
             try:
-                return await connection.exchange(head, request.body, deadlines, total_at, expects_body=expects_body)
+                return await connection.exchange(
+                    head, request.body, deadlines, now, total_at, expects_body=expects_body
+                )
             except UpstreamBroken as exc:
                 # 1. A reply had begun: the replica works on it. 2. Not a byte: it had most likely closed the idle
                 # connection just as we wrote, so a new one may be tried, once.
                 if exc.response_began:
                     raise
         connection = await self._connect(url, address, loop, deadlines, total_at)
-        return await connection.exchange(head, request.body, deadlines, total_at, expects_body=expects_body)
+        now = loop.time()
+        return await connection.exchange(head, request.body, deadlines, now, total_at, expects_body=expects_body)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -138,7 +146,8 @@ class WireTransport:
         if idle is None or len(idle) >= self._max_idle_per_replica or self._is_closed:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        assert loop is not None  # a connection was made
         connection.idle_since = loop.time()
         idle.append(connection)
         if self._sweeper is None:
