@@ -3,7 +3,7 @@
 #   CONFIG=my.toml       what to serve
 #   DEVICE=cpu|nvidia    which vLLM to install; default: nvidia where there is an NVIDIA GPU
 #   TORCH_INDEX=…        a package index that carries PyTorch's CPU builds, where pip does not know one
-#   ARGS="-k name"       more arguments for pytest
+#   ARGS="-k name"       more arguments for pytest, or for `python -m bench`
 
 CONFIG ?= config.toml
 DEVICE ?= auto
@@ -11,7 +11,7 @@ ARGS ?=
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check imports clean
+.PHONY: help serve test check bench imports clean
 
 # A name on PATH may still fail (version managers put placeholders there), so each candidate is run.
 find-python = for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3); do \
@@ -23,6 +23,7 @@ help:
 	@echo 'make serve    install (first time: some minutes), then start Redis, vLLM workers and the gateway; Ctrl-C stops all'
 	@echo 'make test     install what tests need, then run all that need no GPU, real vLLM on the CPU included'
 	@echo 'make check    ruff and mypy'
+	@echo 'make bench    what the gateway costs beside nginx and vllm-router, in bench/results (about 11 minutes, a quiet machine)'
 	@echo 'make imports  which package imports which'
 	@echo 'make clean    remove what was installed and built; keys and Redis data in .poolgate stay'
 
@@ -42,11 +43,16 @@ check:
 	.venv/bin/mypy
 	.venv/bin/mypy --explicit-package-bases deploy/demo/prepare.py
 
+# docs/benchmarks.md
+bench:
+	$(prepare) check
+	@exec .venv/bin/python -m bench $(ARGS)
+
 imports:
 	$(prepare) check
 	@exec .venv/bin/python tests/architecture/imports.py
 
 clean:
-	rm -rf .venv .venv-vllm .venv-vllm-cpu .poolgate/models .poolgate/tmp *.egg-info build dist
+	rm -rf .venv .venv-vllm .venv-vllm-cpu .venv-bench .venv-litellm .poolgate/models .poolgate/tmp *.egg-info build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find deploy gateway tests workers -name __pycache__ -type d -prune -exec rm -rf {} +
+	find bench deploy gateway tests workers -name __pycache__ -type d -prune -exec rm -rf {} +
