@@ -24,6 +24,7 @@ class Sink:
         self.is_open.set()
         self.reached = threading.Event()
         self.writes: list[bytes] = []
+        self.wrote = threading.Event()
         self.fails_once_with: Exception | None = None
 
     def write(self, data: bytes) -> int:
@@ -33,6 +34,7 @@ class Sink:
             self.fails_once_with = None
             raise failure
         self.writes.append(data)
+        self.wrote.set()
         return len(data)
 
     def flush(self) -> None:
@@ -121,6 +123,19 @@ def test_no_write_is_longer_than_a_pipe_takes_whole(sink: Sink) -> None:
     assert len(sink.lines()) == 100
     assert all(len(write) <= ATOMIC_BYTES and write.endswith(b"\n") for write in sink.writes)
     assert len(sink.writes) < 50, "lines that wait together go together"
+
+
+def test_a_thread_that_gets_no_turn_is_given_one(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "PAUSE_S", 3600)
+    monkeypatch.setattr(access, "STARVED_S", 0)
+    log = log_to(sink)
+    log.write(record("first"))
+    assert sink.wrote.wait(10)
+    sink.wrote.clear()
+    log.write(record("second"))
+    assert sink.wrote.wait(10), "it went on with its pause"
+    log.close(10)
+    assert [line["request_id"] for line in sink.lines()] == ["first", "second"]
 
 
 # --- the line -----------------------------------------------------------------------------------------------
