@@ -23,7 +23,7 @@ from gateway.admission.gate import Gate
 from gateway.admission.key_ring import KeyRing
 from gateway.admission.keys import KeyStore
 from gateway.admission.link import RedisLink
-from gateway.config.load import LoadedConfig
+from gateway.config.load import LoadedConfig, metrics_key
 from gateway.config.schema import process_count
 from gateway.config.store import connect
 from gateway.config.tasks import end_task
@@ -46,6 +46,8 @@ from gateway.fleet.sources.supervisor import SupervisorSource
 from gateway.routing.table import RouteTable, routes_of
 from gateway.runtime import Runtime
 from gateway.telemetry.access import AccessLog
+from gateway.telemetry.instruments import Instruments
+from gateway.telemetry.shared_values import slot_from_environment
 from gateway.telemetry.traces import traces_from_environment
 from gateway.upstream.attempt import Attempts
 from gateway.upstream.forward import Forwarder
@@ -54,6 +56,7 @@ from gateway.upstream.wire import WireTransport
 log = logging.getLogger(__name__)
 OFTEN_MEANT = ("/chat/completions", "/completions", "/models")  # with a base URL that lacks its /v1
 CLOSE_S = 5.0
+PUBLISH_S = 1.0
 
 
 def build(loaded: LoadedConfig) -> tuple[Litestar, Callable[[], Runtime]]:
@@ -113,17 +116,22 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
             fleet=fleet,
             access=AccessLog(sys.stdout.buffer),
             traces=traces_from_environment(version("poolgate")),
+            instruments=Instruments(*slot_from_environment()),
+            is_redis_away=lambda: link.is_away,
+            metrics_key=metrics_key(config),
         )
         await make_first_key(loaded, link)
         await fleet.refresh()
-        polling = asyncio.create_task(fleet.run())
+        tasks = [asyncio.create_task(fleet.run()), asyncio.create_task(publish(runtime))]
         try:
             yield runtime
         finally:
-            await end_task(polling)
+            for task in tasks:
+                await end_task(task)
             await asyncio.to_thread(runtime.access.close, CLOSE_S)
             if runtime.traces is not None:
                 await asyncio.to_thread(runtime.traces.close, CLOSE_S)
+            runtime.instruments.close()
 
 
 async def make_first_key(loaded: LoadedConfig, link: RedisLink) -> None:
@@ -135,6 +143,13 @@ async def make_first_key(loaded: LoadedConfig, link: RedisLink) -> None:
         return
     if path is not None:
         log.info("the first key is in %s", path)
+
+
+async def publish(runtime: Runtime) -> None:
+    """Tells the gauges of this process, which another one may be asked for."""
+    while True:
+        await asyncio.sleep(PUBLISH_S)
+        runtime.publish()
 
 
 def unhandled(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:

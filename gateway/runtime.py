@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.fleet.registry import Registry
 from gateway.telemetry.access import AccessLog
+from gateway.telemetry.instruments import Instruments
+from gateway.telemetry.shared_values import slot_from_environment
 from gateway.telemetry.traces import Traces
 
 
@@ -31,6 +34,9 @@ class Runtime:
     access: AccessLog
     traces: Traces | None
     exchanges: set[Endable] = field(default_factory=set)
+    instruments: Instruments = field(default_factory=lambda: Instruments(*slot_from_environment()))
+    is_redis_away: Callable[[], bool] = lambda: False
+    metrics_key: str | None = None  # that `/metrics` asks for
     started_s: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
 
@@ -41,6 +47,15 @@ class Runtime:
     @property
     def revision(self) -> str:
         return self.loaded.revision
+
+    def publish(self) -> None:
+        """Tells what this process is busy with, for scrapes that reach another one. Loops over no requests."""
+        self.instruments.publish(
+            self.fleet.in_flight_by_pool(),
+            len(self.exchanges),
+            self.access.dropped,
+            is_redis_away=self.is_redis_away(),
+        )
 
     def begin_drain(self) -> None:
         """Not ready any more; what still runs after `gateway.drain_s` is ended with an error event."""

@@ -11,12 +11,13 @@ import sys
 import time
 
 from gateway.app import build
-from gateway.config.load import LoadedConfig
+from gateway.config.load import LoadedConfig, metrics_key
 from gateway.config.parent import PARENT_VARIABLE, follow_parent
 from gateway.config.schema import process_count
 from gateway.edge.front import Lane
 from gateway.edge.inference import inference_handlers
 from gateway.edge.server import GatewayServer, listen, server_config
+from gateway.telemetry.shared_values import SharedValues
 
 log = logging.getLogger(__name__)
 LISTENER_VARIABLE = "POOLGATE_LISTEN_FD"  # set for the processes of a group: the socket that their parent opened
@@ -28,6 +29,7 @@ def serve(loaded: LoadedConfig) -> int:
     """Runs until SIGTERM or SIGINT, then drains; the exit code. Raises ConfigError when the port cannot be had."""
     if not follow_parent():
         return 0
+    metrics_key(loaded.config)  # here a fault is one line; in the processes of a group it would be one a second
     inherited = os.environ.get(LISTENER_VARIABLE)
     if inherited is not None:
         return serve_one(loaded, socket.socket(fileno=int(inherited)))
@@ -50,35 +52,42 @@ def serve_one(loaded: LoadedConfig, listener: socket.socket) -> int:
 class ProcessGroup:
     """N equal processes that accept on one socket. One that dies is replaced; a stop is passed on and waited for.
 
+    Each has a slot of shared memory for its metrics, which the one that replaces it goes on with.
     The kernel ends the processes when this parent is killed.
     """
 
     def __init__(self, loaded: LoadedConfig, listener: socket.socket, count: int) -> None:
         self._loaded = loaded
         self._listener = listener
-        self._count = count
+        self._values = SharedValues.for_group(count)
         self._signals: list[int] = []
         self._children: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda received, _frame: self._signals.append(received))
-        self._children = [self._start() for _ in range(self._count)]
+        self._children = [self._start(number) for number in range(len(self._values.slots))]
         while not self._signals:
             time.sleep(0.2)
             for i, child in enumerate(self._children):
                 if child.poll() is not None and not self._signals:
                     log.error("gateway process %d ended with code %d, starting another", child.pid, child.returncode)
+                    self._values.slots[i].leave()
                     time.sleep(RESTART_S)
-                    self._children[i] = self._start()
+                    self._children[i] = self._start(i)
         return self._stop()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
         fd = self._listener.fileno()
         return subprocess.Popen(
             [sys.executable, "-m", "gateway", "serve", "--config", str(self._loaded.path)],
-            pass_fds=[fd],
-            env={**os.environ, LISTENER_VARIABLE: str(fd), PARENT_VARIABLE: str(os.getpid())},
+            pass_fds=[fd, self._values.descriptor],
+            env={
+                **os.environ,
+                **self._values.variable(number),
+                LISTENER_VARIABLE: str(fd),
+                PARENT_VARIABLE: str(os.getpid()),
+            },
             start_new_session=True,  # a Ctrl-C in the terminal comes once, from us
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from gateway.config.load import LoadedConfig, read_key_env
-from gateway.config.schema import Config
+from gateway.config.schema import Config, key_variables
 from workers.facts import Facts, Trouble
 from workers.gpu import list_cards
 from workers.look import look_at_port, look_at_redis
@@ -33,7 +33,6 @@ def gather(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> Fac
     specs = tuple(specs_of(loaded, "localhost", len(cards)))
     names, mig = nvidia_names(_nvidia_smi_list())
     hub_names = {spec.model for spec in specs if not spec.model_is_local}
-    unset = {key.key_env for key in config.keys.values() if key.key_env and read_key_env(key.key_env) is None}
     return Facts(
         config=config,
         directory=loaded.directory,
@@ -50,7 +49,7 @@ def gather(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> Fac
         port=look_at_port(loaded),
         redis=look_at_redis(loaded),
         state_dir=look_at_state_dir(loaded.state_dir),
-        unset_variables=frozenset(unset),
+        unset_variables=frozenset(name for name in key_variables(config) if read_key_env(name) is None),
         key_digests=_digests(config),
         overrides=tuple(overrides(environ)),
         memory_bytes=_memory_bytes(),

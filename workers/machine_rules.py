@@ -53,6 +53,10 @@ def _port(facts: Facts, use: PortUse) -> Finding:
 
 
 def _keys(facts: Facts) -> Iterator[Finding]:
+    if facts.config.metrics.key_env in facts.unset_variables:
+        fact = f"environment variable {facts.config.metrics.key_env} is not set here: the gateway will not start"
+        way_out = "set it where the gateway starts, or remove the key"
+        yield Finding(Severity.ERROR, Part.GATEWAY, "metrics.key_env", fact, way_out)
     owner: dict[str, str] = {}
     for name, key in facts.config.keys.items():
         if key.key_env is not None and key.key_env in facts.unset_variables:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from gateway.config.load import LoadedConfig
 from gateway.config.rules import memory_share
-from gateway.config.schema import PoolSection, TomlValue
+from gateway.config.schema import PoolSection, TomlValue, key_variables
 
 # pool keys that are flags of `vllm serve` under the same name, in the order in which they are written
 FLAG_KEYS = (
@@ -70,7 +70,7 @@ def specs_of(loaded: LoadedConfig, host: str, gpu_count: int) -> list[WorkerSpec
     `gpu_count` is the number of NVIDIA GPUs of this host: it decides where replicas without `gpus` run.
     """
     config = loaded.config
-    hidden = frozenset(key.key_env for key in config.keys.values() if key.key_env is not None)
+    hidden = key_variables(config)
     specs = []
     for name, pool in config.pools.items():
         if pool.model is None:

@@ -121,3 +121,16 @@ def read_key_env(name: str) -> str | None:
     """The key in environment variable `name`, without the blanks that come along from files; None when unset."""
     value = os.environ.get(name, "").strip()
     return value or None
+
+
+def metrics_key(config: Config) -> str | None:
+    """The key that `/metrics` asks for, None when it asks for none. Raises ConfigError when its variable is not set."""
+    name = config.metrics.key_env
+    if name is None:
+        return None
+    key = read_key_env(name)
+    if key is None:
+        raise ConfigError(
+            [f"metrics.key_env: environment variable {name} is not set; set it where the gateway starts, or remove it"]
+        )
+    return key

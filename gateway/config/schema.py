@@ -29,6 +29,7 @@ PlainText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]+$")]  # no pat
 EnvName = Annotated[str, Field(pattern=r"^[^=\x00]+$")]
 EnvValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 PositiveSeconds = Annotated[float, Field(gt=0, le=604_800)]  # a week: "for ever" is a mistake here
+ENV_KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 TomlValue = str | int | float | bool | list[Any] | dict[str, Any]
 
 # flags that the supervisor sets itself; in vllm_args they would fight with it
@@ -144,6 +145,12 @@ class LimitsSection(Section):
     in_flight: int | None = Field(None, ge=1, le=10**6)
 
 
+class MetricsSection(Section):
+    """`/metrics`: open to all who reach the port, unless the variable named here holds a key for it."""
+
+    key_env: str | None = Field(None, pattern=ENV_KEY_PATTERN)
+
+
 class UserSection(Section):
     limits: LimitsSection = LimitsSection()
 
@@ -151,7 +158,7 @@ class UserSection(Section):
 class KeySection(Section):
     """A static key: its SHA-256, or the name of the environment variable that holds it."""
 
-    key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    key_env: str | None = Field(None, pattern=ENV_KEY_PATTERN)
     sha256: str | None = Field(None, pattern=r"^[0-9a-fA-F]{64}$")
     user: str | None = None
     # default: the class named "default", else the one nearest to vLLM's own default priority 0 (never one above it
@@ -288,6 +295,7 @@ class Config(BaseSettings):
 
     gateway: GatewaySection = GatewaySection()
     redis: RedisSection = RedisSection()
+    metrics: MetricsSection = MetricsSection()
     classes: dict[Name, ClassSection] = Field({"default": ClassSection()}, min_length=1)
     users: dict[Name, UserSection] = {}
     keys: dict[Name, KeySection] = {}
@@ -299,3 +307,9 @@ class Config(BaseSettings):
 def process_count(config: Config) -> int:
     """Gateway processes of this machine."""
     return config.gateway.processes or os.cpu_count() or 1
+
+
+def key_variables(config: Config) -> frozenset[str]:
+    """The environment variables that hold a key in clear."""
+    named = [*(key.key_env for key in config.keys.values()), config.metrics.key_env]
+    return frozenset(name for name in named if name is not None)

@@ -80,5 +80,13 @@ class Registry:
         else:
             self._in_flight.pop(replica.id, None)
 
+    def in_flight_by_pool(self) -> dict[str, int]:
+        """Pools whose replicas this process has sent requests to that still run. An id is "<pool>/<number>@<host>"."""
+        found: dict[str, int] = {}
+        for id_, requests in self._in_flight.items():
+            pool = id_.rpartition("/")[0]
+            found[pool] = found.get(pool, 0) + requests
+        return found
+
     def in_flight_total(self) -> int:
         return sum(self._in_flight.values())

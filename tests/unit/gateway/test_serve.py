@@ -13,7 +13,9 @@ from fakes.story import a_config
 
 from gateway import serve
 from gateway.config.parent import PARENT_VARIABLE
+from gateway.domain.errors import ConfigError
 from gateway.serve import LISTENER_VARIABLE, ProcessGroup
+from gateway.telemetry.shared_values import SLOT_VARIABLE
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -85,10 +87,12 @@ def test_the_processes_share_the_listener_and_follow_their_parent(world: World) 
     assert len(world.children) == 2
     for child in world.children:
         assert child.command[1:4] == ["-m", "gateway", "serve"]
-        (fd,) = child.options["pass_fds"]
+        fd, values = child.options["pass_fds"]
         assert child.options["env"][LISTENER_VARIABLE] == str(fd)
         assert child.options["env"][PARENT_VARIABLE] == str(os.getpid())
         assert child.options["start_new_session"]
+        assert child.options["env"][SLOT_VARIABLE].split(":")[0] == str(values)
+    assert [child.options["env"][SLOT_VARIABLE].split(":")[1] for child in world.children] == ["0", "1"]
 
 
 def test_a_process_that_ends_unasked_is_replaced_whatever_its_code(world: World) -> None:
@@ -97,6 +101,8 @@ def test_a_process_that_ends_unasked_is_replaced_whatever_its_code(world: World)
 
     world.run(die, lambda: None, stop)
     assert len(world.children) == 3
+    slots = [child.options["env"][SLOT_VARIABLE] for child in world.children]
+    assert slots[2] == slots[0] != slots[1], "its totals are not lost"
     assert world.children[0].got == [] and world.children[2].got == [signal.SIGTERM]
 
 
@@ -131,3 +137,13 @@ def test_a_process_whose_parent_is_dead_already_does_not_serve(monkeypatch: pyte
     monkeypatch.setattr(serve, "follow_parent", lambda: False)
     monkeypatch.setattr(serve, "listen", cast(Any, None))
     assert serve.serve(a_config()) == 0
+
+
+def test_a_key_for_metrics_that_is_not_set_is_told_before_anything_is_started(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SCRAPE", raising=False)
+    monkeypatch.setattr(serve, "listen", cast(Any, None))
+    with pytest.raises(ConfigError) as raised:
+        serve.serve(a_config(gateway={"processes": 2}, metrics={"key_env": "SCRAPE"}))
+    assert "metrics.key_env" in raised.value.findings[0] and world.children == []

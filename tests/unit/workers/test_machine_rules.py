@@ -79,6 +79,14 @@ def test_a_key_whose_variable_is_unset_is_off():
     assert found(sections) == []
 
 
+def test_metrics_whose_key_is_unset_keep_the_gateway_from_starting():
+    sections = {"metrics": {"key_env": "SCRAPE"}}
+    finding = the_one(found(sections, unset_variables=frozenset({"SCRAPE"})), "metrics.key_env")
+    assert (finding.severity, finding.part) == (Severity.ERROR, Part.GATEWAY)
+    assert "SCRAPE is not set" in finding.fact
+    assert found(sections) == []
+
+
 def test_two_names_for_one_key():
     sections = {"keys": {"k": {"sha256": A_KEY}, "l": {"key_env": "L"}}}
     finding = the_one(found(sections, key_digests={"k": A_KEY, "l": A_KEY}), "keys.l")

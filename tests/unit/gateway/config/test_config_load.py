@@ -8,7 +8,7 @@ import pytest
 from fakes.config_lines import HASH, PATH, faults, loads, sound
 
 from gateway.config.faults import key_path
-from gateway.config.load import load, parse, read_key_env
+from gateway.config.load import load, metrics_key, parse, read_key_env
 from gateway.domain.errors import ConfigError
 
 CANARY = "canary-7c1f"
@@ -207,3 +207,20 @@ def test_the_environment_changes_the_revision_as_the_file_would(monkeypatch):
     from_file = loads(sound(gateway={"port": 9001})).revision
     monkeypatch.setenv("POOLGATE_GATEWAY__PORT", "9001")
     assert loads(sound()).revision == from_file
+
+
+def test_metrics_ask_for_no_key_unless_one_is_named(monkeypatch):
+    assert metrics_key(loads(sound()).config) is None
+    monkeypatch.setenv("SCRAPE", " secret\n")
+    assert metrics_key(loads(sound(metrics={"key_env": "SCRAPE"})).config) == "secret"
+
+
+@pytest.mark.parametrize("value", [None, "", "  "])
+def test_a_named_key_for_metrics_that_is_not_set_is_a_fault_with_a_way_out(monkeypatch, value):
+    monkeypatch.delenv("SCRAPE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SCRAPE", value)
+    with pytest.raises(ConfigError) as raised:
+        metrics_key(loads(sound(metrics={"key_env": "SCRAPE"})).config)
+    (line,) = raised.value.findings
+    assert line.startswith("metrics.key_env: ") and "SCRAPE is not set; set it" in line

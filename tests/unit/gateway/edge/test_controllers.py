@@ -1,4 +1,4 @@
-"""/v1/models, /health, /ready and what every other path answers: Litestar's part of the edge, called as ASGI."""
+"""/v1/models, /health, /ready, /metrics and every other path: Litestar's part of the edge, called as ASGI."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.asgi import KEY, Server
+from fakes.scrape import read
 from fakes.story import ALICE, FixedSource, a_config, replica
 from litestar import Litestar, get
 from litestar.di import Provide
@@ -51,6 +52,7 @@ class World:
         self.routes = RouteTable(routes_of(CONFIG.config))
         self.fleet = Registry([FixedSource(replicas or [replica("a/0@h", max_model_len=4096)])])
         self.principal = principal
+        self.dropped = 0
         parts: Any = self
         self.runtime = Runtime(CONFIG, parts, parts, self.fleet, parts, parts, None)
         self.app = Litestar(
@@ -180,7 +182,6 @@ async def test_readiness_ends_at_once_when_a_stop_was_asked_for() -> None:
         "/collective_rpc",
         "/sleep",
         "/tokenize",
-        "/metrics",
         "/v1/load_lora_adapter",
         "/v1/embeddings",
     ],
@@ -226,3 +227,39 @@ async def test_every_reply_carries_a_request_id(path: str) -> None:
     assert server.headers[b"x-request-id"] == b"mine"
     server = await world.call(path, headers=[KEY, (b"x-request-id", b"not sane")])
     assert server.headers[b"x-request-id"].startswith(b"req-")
+
+
+# --- metrics ------------------------------------------------------------------------------------------------
+
+
+async def test_metrics_are_open_where_no_key_is_set_and_tell_what_the_fleet_does_now() -> None:
+    world = World(replica("a/0@h"), replica("a/1@h", ReplicaState.FAILED))
+    world.fleet.begin(replica("a/0@h"))
+    world.dropped = 3
+    server = await world.call("/metrics", headers=[])
+    assert server.status == 200
+    assert dict(server.headers)[b"content-type"] == b"text/plain; version=0.0.4; charset=utf-8"
+    seen = read(server.body.decode())
+    assert (seen.sum("replicas", pool="a", state="ready"), seen.sum("replicas", pool="a", state="failed")) == (1, 1)
+    assert (seen.sum("requests_in_flight", pool="a"), seen.sum("access_records_dropped_total")) == (1, 3)
+    assert seen.sum("build_info", revision=CONFIG.revision) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 401),
+        ([(b"authorization", b"Bearer scrape-kex")], 401),
+        ([(b"authorization", b"Bearer scrape-key-and-more")], 401),
+        ([(b"authorization", "Bearer scrape-kéy".encode())], 401),
+        ([(b"authorization", b"Basic scrape-key")], 401),
+        ([KEY], 401),
+        ([(b"authorization", b"Bearer scrape-key")], 200),
+    ],
+)
+async def test_metrics_with_a_key_of_their_own_take_that_one_only(headers: list[Any], status: int) -> None:
+    world = World()
+    world.runtime.metrics_key = "scrape-key"
+    server = await world.call("/metrics", headers=headers)
+    assert server.status == status
+    assert (b"poolgate_" in server.body) == (status == 200)

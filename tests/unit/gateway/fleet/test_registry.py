@@ -121,3 +121,10 @@ async def test_requests_in_flight_are_counted_and_never_fall_below_zero() -> Non
     assert (snapshot.in_flight(A.id), registry.in_flight_total()) == (0, 1)
     registry.begin(A)
     assert registry.snapshot().in_flight(A.id) == 1
+
+
+async def test_requests_in_flight_are_told_by_pool_whatever_a_pool_is_called() -> None:
+    registry = Registry([])
+    for id_ in ("a/0@h", "a/1@h", "org/model/0@h", "org/model/0@h"):
+        registry.begin(replica(id_))
+    assert registry.in_flight_by_pool() == {"a": 2, "org/model": 2}
