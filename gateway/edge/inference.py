@@ -70,6 +70,7 @@ async def handle(runtime: Runtime, endpoint: Endpoint, exchange: Exchange) -> No
         record.total_s = time.monotonic() - record.began_s
         record.status = record.status or exchange.status
         runtime.access.write(record)
+        runtime.instruments.observe(record)
         if span is not None and runtime.traces:
             runtime.traces.end(span, record)
 
