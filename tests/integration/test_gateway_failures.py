@@ -333,9 +333,12 @@ async def test_limits_answer_429_with_the_time_and_the_headers(tmp_path: Path, r
         for path in ("/v1/chat/completions", "/v1/completions"):
             await gateway.events(LIMITED, path, max_tokens=5)
         left = int((await gateway.chat(LIMITED, max_tokens=1)).headers["x-ratelimit-remaining-tokens"])
-        spent = sum(
-            r["prompt_tokens"] + r["completion_tokens"] for r in gateway.access_lines() if r["key_id"] == "tokens"
-        )
+
+        async def three_records() -> list[int]:
+            records = [r for r in gateway.access_lines() if r["key_id"] == "tokens"]
+            return [r["prompt_tokens"] + r["completion_tokens"] for r in records] if len(records) == 3 else []
+
+        spent = sum(await eventually(three_records, "access records"))
         assert spent > 0 and 200 - left < 2 * spent + 60
         too_many = await gateway.chat(LIMITED, max_tokens=199)
         assert too_many.status_code == 429
