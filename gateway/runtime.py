@@ -15,7 +15,6 @@ from gateway.dispatch import Dispatcher
 from gateway.fleet.registry import Registry
 from gateway.telemetry.access import AccessLog
 from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.shared_values import slot_from_environment
 from gateway.telemetry.traces import Traces
 
 
@@ -34,7 +33,7 @@ class Runtime:
     access: AccessLog
     traces: Traces | None
     exchanges: set[Endable] = field(default_factory=set)
-    instruments: Instruments = field(default_factory=lambda: Instruments(*slot_from_environment()))
+    instruments: Instruments = field(default_factory=Instruments.alone)
     is_redis_away: Callable[[], bool] = lambda: False
     metrics_key: str | None = None  # that `/metrics` asks for
     started_s: int = field(default_factory=lambda: int(time.time()))

@@ -59,6 +59,12 @@ class Instruments:
         self._cpu_before = self._values[self._place(f.CPU, (self._number(),))]
         slot.take()
 
+    @classmethod
+    def alone(cls) -> Instruments:
+        """With memory that no other process sees."""
+        shared = SharedValues(1)
+        return cls(shared, shared.slots[0])
+
     def observe(self, record: AccessRecord) -> None:
         """Once per request, when it has ended and its record is complete."""
         key = (record.route, record.pool, record.class_name, record.status, record.ending)

@@ -18,6 +18,7 @@ from fakes.scrape import Scrape, read
 
 PROCESSES = 4
 SCRAPE_KEY = "scrape-0123456789abcdef"
+CLOSE = {"Connection": "close"}  # the next call may reach another process
 PROMPT = "a prompt that nobody may see"
 
 
@@ -49,9 +50,8 @@ async def group(tmp_path: Path, redis_url: str) -> AsyncIterator[Group]:
 
 async def text_of(gateway: Gateway, key: str | None = None) -> str:
     """On a connection of its own, so that any process may answer."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
-        reply = await client.get(gateway.url + "/metrics", headers=headers)
+    headers = CLOSE if key is None else CLOSE | {"Authorization": f"Bearer {key}"}
+    reply = await gateway.client.get(gateway.url + "/metrics", headers=headers)
     assert reply.status_code == 200, reply.text
     return reply.text
 
@@ -62,12 +62,8 @@ async def scrape(gateway: Gateway) -> Scrape:
 
 async def one_call(gateway: Gateway, key: str = KEY) -> int:
     """A chat on a connection of its own."""
-    body = {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 3}
-    async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
-        reply = await client.post(
-            gateway.url + "/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
-        )
-    return reply.status_code
+    messages = [{"role": "user", "content": PROMPT}]
+    return (await gateway.chat(key, CLOSE, model="gpt-4o-mini", messages=messages, max_tokens=3)).status_code
 
 
 async def calls(gateway: Gateway, count: int, key: str = KEY) -> list[int]:

@@ -15,7 +15,7 @@ from gateway import serve
 from gateway.config.parent import PARENT_VARIABLE
 from gateway.domain.errors import ConfigError
 from gateway.serve import LISTENER_VARIABLE, ProcessGroup
-from gateway.telemetry.shared_values import SLOT_VARIABLE
+from gateway.telemetry.shared_values import SLOT_VARIABLE, slot_from_environment
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -104,6 +104,20 @@ def test_a_process_that_ends_unasked_is_replaced_whatever_its_code(world: World)
     slots = [child.options["env"][SLOT_VARIABLE] for child in world.children]
     assert slots[2] == slots[0] != slots[1], "its totals are not lost"
     assert world.children[0].got == [] and world.children[2].got == [signal.SIGTERM]
+
+
+def test_a_process_that_died_is_in_flight_with_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve_and_die() -> None:
+        for child in world.children:
+            monkeypatch.setenv(SLOT_VARIABLE, child.options["env"][SLOT_VARIABLE])
+            shared, slot = slot_from_environment()
+            slot.take()
+        assert shared.taken() == 2
+        world.children[1].returncode = -9
+
+    world.run(serve_and_die, lambda: None, stop)
+    shared, dead = slot_from_environment()
+    assert not dead.is_taken and shared.taken() == 1
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -9,26 +9,20 @@ from fakes.story import a_record
 from gateway.telemetry.exposition import exposition
 from gateway.telemetry.families import FAMILIES
 from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.shared_values import SharedValues
-
-
-def counting() -> Instruments:
-    shared = SharedValues(1)
-    return Instruments(shared, shared.slots[0])
 
 
 def test_every_family_is_there_with_its_kind() -> None:
-    seen = read(exposition(counting().shared, {}, "1.0", "rev"))
+    seen = read(exposition(Instruments.alone().shared, {}, "1.0", "rev"))
     assert seen.kinds == {f"poolgate_{family.name}".removesuffix("_total"): family.kind for family in FAMILIES}
 
 
 def test_a_gateway_that_served_nothing_shows_no_series_of_others() -> None:
-    assert "other" not in exposition(counting().shared, {}, "1.0", "rev")
+    assert "other" not in exposition(Instruments.alone().shared, {}, "1.0", "rev")
 
 
 @pytest.mark.parametrize("name", ['a "b"', "back\\slash", "two\nlines", "n\\n", "모델 👍", "{le=1}", "a,b"])
 def test_a_route_may_have_any_name(name: str) -> None:
-    counted = counting()
+    counted = Instruments.alone()
     record = a_record()
     record.route, record.status, record.ending = name, 200, "completed"
     counted.observe(record)
@@ -38,7 +32,7 @@ def test_a_route_may_have_any_name(name: str) -> None:
 
 
 def test_a_large_total_keeps_its_last_digit() -> None:
-    counted = counting()
+    counted = Instruments.alone()
     record = a_record()
     record.prompt_tokens = 2**53 - 1
     counted.observe(record)
@@ -47,7 +41,9 @@ def test_a_large_total_keeps_its_last_digit() -> None:
 
 
 def test_replicas_release_and_revision_are_told() -> None:
-    seen = read(exposition(counting().shared, {("a", "ready"): 2, ("a", "failed"): 1}, "1.2.3", "0123456789ab"))
+    seen = read(
+        exposition(Instruments.alone().shared, {("a", "ready"): 2, ("a", "failed"): 1}, "1.2.3", "0123456789ab")
+    )
     assert (seen.sum("replicas", pool="a", state="ready"), seen.sum("replicas", pool="a")) == (2, 3)
     assert seen.sum("build_info", version="1.2.3", revision="0123456789ab") == 1
 
