@@ -1,4 +1,4 @@
-"""/v1/models, /health, /ready, /metrics and every other path: Litestar's part of the edge, called as ASGI."""
+"""/v1/models, /health, /ready, /metrics and every other path: Litestar's part of the edge, called through Front."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.asgi import KEY, Server
+from fakes.client import KEY, Client
 from fakes.scrape import read
 from fakes.story import ALICE, FixedSource, a_config, replica
 from litestar import Litestar, get
@@ -54,9 +54,9 @@ class World:
         self.principal = principal
         self.dropped = 0
         parts: Any = self
-        self.runtime = Runtime(CONFIG, parts, parts, self.fleet, parts, parts, None)
+        self.runtime = Runtime(CONFIG, parts, parts, self.fleet, parts, None)
         self.app = Litestar(
-            route_handlers=[*inference_handlers(lambda: self.runtime), ModelsController, OpsController, boom, typed],
+            route_handlers=[ModelsController, OpsController, boom, typed],
             dependencies={"runtime": Provide(lambda: self.runtime, sync_to_thread=False)},
             exception_handlers={Exception: unhandled},
             openapi_config=None,
@@ -71,19 +71,17 @@ class World:
             raise InvalidKey
         return self.principal
 
-    async def call(self, path: str, method: str = "GET", headers: list[tuple[bytes, bytes]] | None = None) -> Server:
+    async def call(self, path: str, method: str = "GET", headers: list[tuple[bytes, bytes]] | None = None) -> Client:
         await self.fleet.refresh()
-        path, _, query = path.partition("?")
-        server = Server(method=method, path=path, headers=[KEY] if headers is None else headers)
-        server.scope["query_string"] = query.encode()
-        await self.app(server.scope, server.receive, server.send)
-        return server
+        client = Client(method=method, path=path, headers=[KEY] if headers is None else headers)
+        await client.call(inference_handlers(lambda: self.runtime), app=self.app)
+        return client
 
 
 async def get_json(path: str, world: World | None = None, status: int = 200) -> Any:
-    server = await (world or World()).call(path)
-    assert server.status == status, server.body
-    return json.loads(server.body)
+    client = await (world or World()).call(path)
+    assert client.status == status, client.body
+    return json.loads(client.body)
 
 
 # --- models -------------------------------------------------------------------------------------------------
@@ -142,20 +140,20 @@ async def test_a_loading_pool_is_listed_with_its_state() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/chat"])
 async def test_models_are_for_callers_with_a_key(path: str) -> None:
-    server = await World().call(path, headers=[])
-    assert (server.status, server.error()["code"]) == (401, "invalid_api_key")
-    assert server.headers[b"www-authenticate"] == b"Bearer"
+    client = await World().call(path, headers=[])
+    assert (client.status, client.error()["code"]) == (401, "invalid_api_key")
+    assert client.headers[b"www-authenticate"] == b"Bearer"
     away = World(principal=StoreUnavailable("away", retry_after_s=1))
-    server = await away.call(path)
-    assert (server.status, server.headers[b"retry-after"]) == (503, b"1")
+    client = await away.call(path)
+    assert (client.status, client.headers[b"retry-after"]) == (503, b"1")
 
 
 # --- health and readiness -----------------------------------------------------------------------------------
 
 
 async def test_health_needs_no_key_and_no_replica() -> None:
-    server = await World(replica("a/0@h", ReplicaState.FAILED)).call("/health", headers=[])
-    assert (server.status, json.loads(server.body)) == (200, {"status": "ok"})
+    client = await World(replica("a/0@h", ReplicaState.FAILED)).call("/health", headers=[])
+    assert (client.status, json.loads(client.body)) == (200, {"status": "ok"})
 
 
 async def test_ready_means_that_some_replica_can_serve() -> None:
@@ -188,8 +186,8 @@ async def test_readiness_ends_at_once_when_a_stop_was_asked_for() -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_workers_other_paths_do_not_exist_here(path: str, method: str) -> None:
-    server = await World().call(path, method)
-    assert (server.status, server.error()["code"]) == (404, "unknown_path")
+    client = await World().call(path, method)
+    assert (client.status, client.error()["code"]) == (404, "unknown_path")
 
 
 @pytest.mark.parametrize(
@@ -201,9 +199,9 @@ async def test_a_path_below_a_proxied_one_is_not_proxied(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health"])
 async def test_a_known_path_with_another_method_says_so(path: str) -> None:
-    server = await World().call(path, "POST")
-    assert (server.status, server.error()["code"]) == (405, "method_not_allowed")
-    assert b"GET" in server.headers[b"allow"]
+    client = await World().call(path, "POST")
+    assert (client.status, client.error()["code"]) == (405, "method_not_allowed")
+    assert b"GET" in client.headers[b"allow"]
 
 
 async def test_a_path_of_ten_kilobytes_does_not_come_back_in_the_error() -> None:
@@ -211,9 +209,9 @@ async def test_a_path_of_ten_kilobytes_does_not_come_back_in_the_error() -> None
 
 
 async def test_a_defect_is_a_500_that_tells_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    server = await World().call("/boom")
-    assert (server.status, server.error()["code"]) == (500, "internal_error")
-    assert b"secret" not in server.body and "secret detail" in caplog.text
+    client = await World().call("/boom")
+    assert (client.status, client.error()["code"]) == (500, "internal_error")
+    assert b"secret" not in client.body and "secret detail" in caplog.text
 
 
 async def test_a_query_that_cannot_be_read_is_a_400_in_our_envelope() -> None:
@@ -223,10 +221,10 @@ async def test_a_query_that_cannot_be_read_is_a_400_in_our_envelope() -> None:
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/nothing", "/nothing", "/boom", "/health"])
 async def test_every_reply_carries_a_request_id(path: str) -> None:
     world = World()
-    server = await world.call(path, headers=[KEY, (b"x-request-id", b"mine")])
-    assert server.headers[b"x-request-id"] == b"mine"
-    server = await world.call(path, headers=[KEY, (b"x-request-id", b"not sane")])
-    assert server.headers[b"x-request-id"].startswith(b"req-")
+    client = await world.call(path, headers=[KEY, (b"x-request-id", b"mine")])
+    assert client.headers[b"x-request-id"] == b"mine"
+    client = await world.call(path, headers=[KEY, (b"x-request-id", b"not sane")])
+    assert client.headers[b"x-request-id"].startswith(b"req-")
 
 
 # --- metrics ------------------------------------------------------------------------------------------------
@@ -238,7 +236,7 @@ async def test_metrics_are_open_where_no_key_is_set_and_tell_what_the_fleet_does
     world.dropped = 3
     server = await world.call("/metrics", headers=[])
     assert server.status == 200
-    assert dict(server.headers)[b"content-type"] == b"text/plain; version=0.0.4; charset=utf-8"
+    assert server.headers[b"content-type"] == b"text/plain; version=0.0.4; charset=utf-8"
     seen = read(server.body.decode())
     assert (seen.sum("replicas", pool="a", state="ready"), seen.sum("replicas", pool="a", state="failed")) == (1, 1)
     assert (seen.sum("requests_in_flight", pool="a"), seen.sum("access_records_dropped_total")) == (1, 3)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.asgi import KEY, Headers, Server
+from fakes.client import KEY, Client, Headers, Timers
 from fakes.story import ALICE, MESSAGES, a_config
 
 from gateway.dispatch import Caller
 from gateway.domain.errors import InvalidKey, NoReplica, UpstreamBroken
 from gateway.domain.record import AccessRecord
-from gateway.domain.request import Endpoint, InferenceRequest, Principal
-from gateway.edge.context import Exchange
-from gateway.edge.inference import handle
+from gateway.domain.request import InferenceRequest, Principal
+from gateway.edge.front import Handler
+from gateway.edge.inference import inference_handlers
 from gateway.runtime import Runtime
 from gateway.telemetry.access import line_of
 
@@ -27,8 +27,7 @@ Serve = Callable[[InferenceRequest, Caller], Awaitable[None]]
 
 
 async def fine(request: InferenceRequest, caller: Caller) -> None:
-    await caller.start(200, [(b"content-length", b"2")])
-    await caller.finish(b"ok")
+    caller.reply(200, [], b"ok")
 
 
 class World:
@@ -43,7 +42,7 @@ class World:
             gateway={"max_body_bytes": 1024},
         )
         parts: Any = self
-        self.runtime = Runtime(config, parts, parts, parts, parts, parts, None)
+        self.runtime = Runtime(config, parts, parts, parts, parts, None)
 
     async def authenticate(self, presented: bytes) -> Principal:
         if presented != b"sk-test":
@@ -57,16 +56,23 @@ class World:
     def write(self, record: AccessRecord) -> None:
         self.records.append(replace(record))
 
-    async def handle(self, server: Server) -> AccessRecord:
-        await handle(self.runtime, Endpoint.CHAT, Exchange(server.scope, server.receive, server.send))
+    async def handle(self, client: Client) -> AccessRecord:
+        await client.call(self.handlers())
+        return self.record()
+
+    def handlers(self) -> dict[bytes, Handler]:
+        return inference_handlers(lambda: self.runtime)
+
+    def record(self) -> AccessRecord:
+        """The only one; no exchange is open any more."""
         assert not self.runtime.exchanges
         (record,) = self.records
         assert record.total_s >= 0
         return record
 
 
-async def answered(server: Server, serve: Serve = fine) -> AccessRecord:
-    return await World(serve).handle(server)
+async def answered(client: Client, serve: Serve = fine) -> AccessRecord:
+    return await World(serve).handle(client)
 
 
 def headers(*more: tuple[bytes, bytes]) -> Headers:
@@ -78,11 +84,11 @@ def headers(*more: tuple[bytes, bytes]) -> Headers:
 
 async def test_a_request_is_dispatched_with_what_the_edge_knows() -> None:
     world = World()
-    server = Server(BODY, headers=headers((b"x-request-id", b"mine"), (b"x-poolgate-class", b"batch")))
-    record = await world.handle(server)
+    client = Client(BODY, headers=headers((b"x-request-id", b"mine"), (b"x-poolgate-class", b"batch")))
+    record = await world.handle(client)
     (request,) = world.requests
     assert (request.id, request.class_name, request.principal) == ("mine", "batch", ALICE)
-    assert server.status == 200 and server.body == b"ok" and server.headers[b"x-request-id"] == b"mine"
+    assert client.status == 200 and client.body == b"ok" and client.headers[b"x-request-id"] == b"mine"
     assert (record.request_id, record.status, record.class_name) == ("mine", 200, "batch")
     assert (record.key_id, record.user, record.model) == ("alice-dev", "alice", "chat")
 
@@ -100,7 +106,7 @@ async def test_of_the_callers_headers_only_trace_and_session_travel() -> None:
         (b"content-length", b"%d" % len(BODY)),
     ]
     world = World()
-    await world.handle(Server(BODY, headers=headers(*passed, *kept_here)))
+    await world.handle(Client(BODY, headers=headers(*passed, *kept_here)))
     assert list(world.requests[0].headers) == passed
 
 
@@ -120,7 +126,7 @@ async def test_of_the_callers_headers_only_trace_and_session_travel() -> None:
 async def test_an_invalid_trace_header_does_not_reach_the_engine(parents: list[bytes]) -> None:
     world = World()
     trace = [*((b"traceparent", parent) for parent in parents), (b"tracestate", b"a=b")]
-    await world.handle(Server(BODY, headers=headers(*trace, (b"x-session-id", b"s"))))
+    await world.handle(Client(BODY, headers=headers(*trace, (b"x-session-id", b"s"))))
     assert list(world.requests[0].headers) == [(b"x-session-id", b"s")]
 
 
@@ -131,13 +137,13 @@ async def test_neither_key_nor_prompt_nor_output_gets_into_the_access_line_or_th
     async def serve(request: InferenceRequest, caller: Caller) -> None:
         if fails:
             raise NoReplica("no", retry_after_s=1)
-        await caller.start(200, [])
-        await caller.finish(b"canary-output")
+        caller.start(200, [])
+        caller.finish(b"canary-output")
 
     caplog.set_level(0)
     body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "canary-prompt"}], "user": "canary-u"})
-    record = await answered(Server(body.encode(), headers=headers((b"cookie", b"canary-cookie"))), serve)
-    refused = await answered(Server(body.encode(), headers=[(b"authorization", b"Bearer canary-key")]), serve)
+    record = await answered(Client(body.encode(), headers=headers((b"cookie", b"canary-cookie"))), serve)
+    refused = await answered(Client(body.encode(), headers=[(b"authorization", b"Bearer canary-key")]), serve)
     shown = line_of(record) + line_of(refused) + caplog.text.encode()
     assert b"canary" not in shown and b"sk-test" not in shown
 
@@ -146,23 +152,23 @@ async def test_neither_key_nor_prompt_nor_output_gets_into_the_access_line_or_th
 
 
 @pytest.mark.parametrize(
-    ("server", "status", "code"),
+    ("client", "status", "code"),
     [
-        (lambda: Server(BODY, method="GET"), 405, "method_not_allowed"),
-        (lambda: Server(BODY, headers=[]), 401, "invalid_api_key"),
-        (lambda: Server(BODY, headers=[(b"x-api-key", "clé".encode())]), 401, "invalid_api_key"),
-        (lambda: Server(BODY, headers=headers((b"x-poolgate-class", b"gold"))), 403, "not_allowed"),
-        (lambda: Server(BODY, headers=headers((b"x-poolgate-class", b"none"))), 400, "invalid_request"),
-        (lambda: Server(b"{"), 400, "invalid_request"),
-        (lambda: Server([BODY, b" " * 1024]), 413, "request_too_large"),
-        (lambda: Server(BODY, headers=headers((b"content-encoding", b"gzip"))), 415, "unsupported_content_encoding"),
+        (lambda: Client(BODY, method="GET"), 405, "method_not_allowed"),
+        (lambda: Client(BODY, headers=[]), 401, "invalid_api_key"),
+        (lambda: Client(BODY, headers=[(b"x-api-key", "clé".encode())]), 401, "invalid_api_key"),
+        (lambda: Client(BODY, headers=headers((b"x-poolgate-class", b"gold"))), 403, "not_allowed"),
+        (lambda: Client(BODY, headers=headers((b"x-poolgate-class", b"none"))), 400, "invalid_request"),
+        (lambda: Client(b"{"), 400, "invalid_request"),
+        (lambda: Client([BODY, b" " * 1024]), 413, "request_too_large"),
+        (lambda: Client(BODY, headers=headers((b"content-encoding", b"gzip"))), 415, "unsupported_content_encoding"),
     ],
     ids=["method", "no key", "odd key", "class above", "no class", "json", "size", "gzip"],
 )
 async def test_a_bad_request_is_refused_before_it_is_dispatched(
-    server: Callable[[], Server], status: int, code: str
+    client: Callable[[], Client], status: int, code: str
 ) -> None:
-    made, world = server(), World()
+    made, world = client(), World()
     record = await world.handle(made)
     assert world.requests == []
     assert (made.status, made.error()["code"]) == (status, code)
@@ -172,19 +178,19 @@ async def test_a_bad_request_is_refused_before_it_is_dispatched(
 
 
 async def test_the_wrong_method_is_told_the_right_one() -> None:
-    server = Server(BODY, method="DELETE")
-    await answered(server)
-    assert server.headers[b"allow"] == b"POST"
+    client = Client(BODY, method="DELETE")
+    await answered(client)
+    assert client.headers[b"allow"] == b"POST"
 
 
 async def test_a_pool_that_loads_is_a_503_of_ours_and_no_defect() -> None:
     async def loading(request: InferenceRequest, caller: Caller) -> None:
         raise NoReplica("a (starting)", retry_after_s=5)
 
-    server = Server(BODY)
-    record = await answered(server, loading)
-    assert (server.status, server.headers[b"retry-after"]) == (503, b"5")
-    assert server.headers[b"x-poolgate-error-source"] == b"gateway"
+    client = Client(BODY)
+    record = await answered(client, loading)
+    assert (client.status, client.headers[b"retry-after"]) == (503, b"5")
+    assert client.headers[b"x-poolgate-error-source"] == b"gateway"
     assert (record.ending, record.error_code) == ("refused", "model_not_ready")
 
 
@@ -192,10 +198,10 @@ async def test_a_defect_of_ours_is_a_500_that_tells_nothing_of_it(caplog: pytest
     async def broken(request: InferenceRequest, caller: Caller) -> None:
         raise ZeroDivisionError("secret detail")
 
-    server = Server(BODY)
-    record = await answered(server, broken)
-    assert server.status == 500 and server.error()["code"] == "internal_error"
-    assert b"secret" not in server.body and "secret detail" in caplog.text
+    client = Client(BODY)
+    record = await answered(client, broken)
+    assert client.status == 500 and client.error()["code"] == "internal_error"
+    assert b"secret" not in client.body and "secret detail" in caplog.text
     assert (record.status, record.ending) == (500, "failed")
 
 
@@ -204,28 +210,27 @@ async def test_a_defect_of_ours_is_a_500_that_tells_nothing_of_it(caplog: pytest
 
 async def test_a_stream_that_fails_ends_with_an_error_event_and_no_end_mark() -> None:
     async def breaking(request: InferenceRequest, caller: Caller) -> None:
-        await caller.start(200, [])
-        await caller.write(b"data: 1\n\n")
+        caller.start(200, [])
+        caller.write(b"data: 1\n\n")
         raise UpstreamBroken("The engine closed the connection.")
 
-    server = Server(STREAM)
-    record = await answered(server, breaking)
-    first, last, rest = server.body.split(b"\n\n")
+    client = Client(STREAM)
+    record = await answered(client, breaking)
+    first, last, rest = client.body.split(b"\n\n")
     assert first == b"data: 1" and rest == b""
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "upstream_broken"
-    assert server.is_whole and b"[DONE]" not in server.body
+    assert client.is_whole and b"[DONE]" not in client.body
     assert (record.status, record.ending, record.error_code) == (502, "upstream_error", "upstream_broken")
 
 
-async def test_a_plain_reply_that_fails_half_way_is_cut_and_not_filled_with_an_event() -> None:
-    async def breaking(request: InferenceRequest, caller: Caller) -> None:
-        await caller.start(200, [(b"content-length", b"1000")])
-        raise UpstreamBroken("cut")
+async def test_a_stream_whose_handler_left_it_without_an_end_is_cut() -> None:
+    async def forgetful(request: InferenceRequest, caller: Caller) -> None:
+        caller.start(200, [])
+        caller.write(b"data: 1\n\n")
 
-    server = Server(BODY)
-    record = await answered(server, breaking)
-    assert len(server.sent) == 1 and not server.is_whole
-    assert record.ending == "upstream_error"
+    client = Client(STREAM)
+    await answered(client, forgetful)
+    assert client.line.was_cut and not client.is_whole
 
 
 # --- hang-ups, and the end of the process -------------------------------------------------------------------
@@ -241,8 +246,8 @@ class Busy:
 
     async def __call__(self, request: InferenceRequest, caller: Caller) -> None:
         if self._starts:
-            await caller.start(200, [])
-            await caller.write(b"data: 1\n\n")
+            caller.start(200, [])
+            caller.write(b"data: 1\n\n")
         self.entered.set()
         try:
             await asyncio.Event().wait()
@@ -251,85 +256,93 @@ class Busy:
             raise
 
 
-async def busy_with(server: Server, *, starts: bool = False) -> tuple[World, Busy, asyncio.Task[AccessRecord]]:
+async def busy_with(client: Client, *, starts: bool = False) -> tuple[World, Busy]:
     busy = Busy(starts=starts)
     world = World(busy)
-    task = asyncio.create_task(world.handle(server))
+    client.connect(world.handlers())
+    client.ask()
     await asyncio.wait_for(busy.entered.wait(), 5)
-    return world, busy, task
+    return world, busy
 
 
 @pytest.mark.parametrize("starts", [False, True])
 async def test_a_caller_who_hangs_up_ends_the_work_and_gets_nothing_more(starts: bool) -> None:
-    server = Server(STREAM)
-    _, busy, task = await busy_with(server, starts=starts)
-    sent = len(server.sent)
-    server.hang_up()
-    record = await asyncio.wait_for(task, 5)
-    assert busy.was_cancelled and len(server.sent) == sent
+    client = Client(STREAM)
+    world, busy = await busy_with(client, starts=starts)
+    sent = len(client.line.written)
+    client.hang_up()
+    await client.idle()
+    record = world.record()
+    assert busy.was_cancelled and len(client.line.written) == sent
     assert (record.status, record.ending, record.error_code) == (499, "client_gone", "client_closed_request")
 
 
 async def test_a_caller_who_leaves_while_sending_is_recorded_as_gone() -> None:
-    server = Server([BODY[:5], BODY[5:]])
-    server._incoming.pop()
-    server.hang_up()
-    record = await answered(server)
-    assert server.sent == []
+    client, world = Client([BODY[:5], BODY[5:]]), World()
+    client.connect(world.handlers())
+    client.ask(but_the_last=1)
+    await asyncio.sleep(0)  # one turn of the loop: the handler waits for the rest
+    client.hang_up()
+    await client.idle()
+    record = world.record()
+    assert client.replies() == []
     assert (record.status, record.ending) == (499, "client_gone")
 
 
 async def test_the_drains_end_is_a_503_for_who_has_no_reply_yet() -> None:
-    server = Server(STREAM)
-    world, busy, task = await busy_with(server)
+    client = Client(STREAM)
+    world, busy = await busy_with(client)
     world.runtime._end_all()
-    record = await asyncio.wait_for(task, 5)
+    await client.idle()
+    record = world.record()
     assert busy.was_cancelled
-    assert (server.status, server.error()["code"], server.headers[b"retry-after"]) == (503, "shutting_down", b"1")
+    assert (client.status, client.error()["code"], client.headers[b"retry-after"]) == (503, "shutting_down", b"1")
     assert (record.status, record.error_code) == (503, "shutting_down")
 
 
 async def test_the_drains_end_is_an_error_event_for_a_running_stream() -> None:
-    server = Server(STREAM)
-    world, _, task = await busy_with(server, starts=True)
+    client = Client(STREAM)
+    world, _ = await busy_with(client, starts=True)
     world.runtime._end_all()
-    await asyncio.wait_for(task, 5)
-    assert server.is_whole and b'"shutting_down"' in server.body
+    await client.idle()
+    assert client.is_whole and b'"shutting_down"' in client.body
 
 
 async def test_a_caller_who_leaves_while_it_is_told_of_the_end_is_no_failure_of_the_handler() -> None:
-    server = Server(STREAM)
-    world, _, task = await busy_with(server, starts=True)
-    server.stalls_at = len(server.sent)
+    client = Client(STREAM)
+    world, _ = await busy_with(client, starts=True)
     world.runtime._end_all()
-    await asyncio.wait_for(server.stalled.wait(), 5)
-    (exchange,) = world.runtime.exchanges
-    exchange.abandon()
-    record = await asyncio.wait_for(task, 5)
-    assert record.error_code == "shutting_down"
+    client.hang_up()
+    await client.idle()
+    assert world.record().error_code == "client_closed_request"
 
 
 async def test_a_caller_is_told_when_the_server_is_made_to_stop_at_once() -> None:
-    server = Server(STREAM)
-    world, busy, task = await busy_with(server)
-    task.cancel()
-    record = await asyncio.wait_for(task, 5)
-    assert busy.was_cancelled and record.error_code == "shutting_down" and not world.runtime.exchanges
-    assert (server.status, server.error()["code"]) == (503, "shutting_down")
+    client = Client(STREAM)
+    world, busy = await busy_with(client)
+    for task in client.state.tasks:
+        task.cancel()
+    await client.idle()
+    assert busy.was_cancelled and world.record().error_code == "shutting_down"
+    assert (client.status, client.error()["code"]) == (503, "shutting_down")
 
 
-async def test_a_caller_that_stopped_reading_is_given_up_by_the_sweep() -> None:
+async def test_a_caller_that_stopped_reading_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     async def writing(request: InferenceRequest, caller: Caller) -> None:
-        await caller.start(200, [])
-        await caller.write(b"data: 1\n\n")
+        caller.start(200, [])
+        client.stop_reading()
+        caller.write(b"data: 1\n\n")
+        waiting.set()
+        await caller.drained()
 
-    server = Server(STREAM)
-    server.stalls_at = 1
-    world = World(writing)
-    task = asyncio.create_task(world.handle(server))
-    await asyncio.wait_for(server.stalled.wait(), 5)
-    now = asyncio.get_running_loop().time()
-    assert world.runtime.drop_stalled(now) == 0
-    assert world.runtime.drop_stalled(now + world.runtime.config.gateway.timeouts.write_s + 1) == 1
-    record = await asyncio.wait_for(task, 5)
+    client, timers, world, waiting = Client(STREAM), Timers(), World(writing), asyncio.Event()
+    client.connect(world.handlers(), write_s=60, timers=timers)
+    client.ask()
+    await waiting.wait()
+    timers.advance(59)
+    assert not client.line.is_closed
+    timers.advance(1)
+    assert client.line.was_cut and "did not read its reply" in caplog.text
+    await client.idle()
+    record = world.record()
     assert (record.status, record.ending) == (499, "client_gone")

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain import errors
 from gateway.domain.request import NO_RATE, RateState
-from gateway.edge.respond import duration, error_body, error_event, error_headers, rate_headers, refusal_headers
+from gateway.edge.respond import duration, error_body, error_event, error_headers, rate_lines, refusal_headers
 
 
 def headers_of(error: errors.GatewayError) -> dict[bytes, bytes]:
@@ -52,7 +52,7 @@ def test_every_refusal_says_who_spoke() -> None:
     assert headers_of(errors.BadRequest("x"))[b"x-poolgate-error-source"] == b"client"
     assert headers_of(errors.NoReplica("x", retry_after_s=5))[b"x-poolgate-error-source"] == b"gateway"
     assert headers_of(errors.UpstreamBroken("x"))[b"x-poolgate-error-source"] == b"engine"
-    assert dict(refusal_headers(b"{}", None))[b"x-poolgate-error-source"] == b"engine"
+    assert dict(refusal_headers(None))[b"x-poolgate-error-source"] == b"engine"
 
 
 def test_a_401_names_the_scheme() -> None:
@@ -64,14 +64,13 @@ def test_a_connection_whose_request_is_still_on_its_way_is_closed(error: errors.
     assert headers_of(error)[b"connection"] == b"close"
 
 
-def test_the_engines_refusal_tells_its_length_and_when_to_come_back() -> None:
-    assert dict(refusal_headers(b"12345", 2)) == {
+def test_the_engines_refusal_tells_when_to_come_back() -> None:
+    assert dict(refusal_headers(2)) == {
         b"content-type": b"application/json",
         b"x-poolgate-error-source": b"engine",
-        b"content-length": b"5",
         b"retry-after": b"2",
     }
-    assert b"retry-after" not in dict(refusal_headers(b"{}", None))
+    assert b"retry-after" not in dict(refusal_headers(None))
 
 
 # --- x-ratelimit-* ------------------------------------------------------------------------------------------
@@ -95,9 +94,18 @@ def test_reset_is_in_openais_form_and_never_too_early(seconds: float, shown: byt
     assert duration(seconds) == shown
 
 
+def lines(rate: RateState) -> dict[bytes, bytes]:
+    """As they stand in a head: each ends its line, none is there twice."""
+    head = rate_lines(rate)
+    assert not head or head.endswith(b"\r\n")
+    pairs = [line.split(b": ") for line in head.split(b"\r\n")[:-1]]
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
 def test_limits_are_told_as_openai_names_them() -> None:
     rate = RateState(60, 59, 1.0, 1000, 0, 0.5)
-    assert dict(rate_headers(rate)) == {
+    assert lines(rate) == {
         b"x-ratelimit-limit-requests": b"60",
         b"x-ratelimit-remaining-requests": b"59",
         b"x-ratelimit-reset-requests": b"1s",
@@ -108,5 +116,5 @@ def test_limits_are_told_as_openai_names_them() -> None:
 
 
 def test_nothing_is_told_of_a_kind_without_a_limit_or_a_figure_that_is_not_known() -> None:
-    assert rate_headers(NO_RATE) == rate_headers(RateState()) == []
-    assert dict(rate_headers(RateState(limit_tokens=5))) == {b"x-ratelimit-limit-tokens": b"5"}
+    assert rate_lines(NO_RATE) == rate_lines(RateState()) == b""
+    assert lines(RateState(limit_tokens=5)) == {b"x-ratelimit-limit-tokens": b"5"}
