@@ -376,9 +376,11 @@ class Front(asyncio.Protocol):
     def _idle(self) -> None:
         """One timer for many requests: it looks how long the last reply is ago."""
         self._idle_timer = None
-        if self._current is not None or self._head_timer is not None:
-            return  # the end of that reply, or of that head, counts from there
+        if self._current is not None:
+            return  # the end of that reply counts from there
         left_s = self._idle_since + KEEP_ALIVE_S - self._loop.time()
+        if self._head_timer is not None:  # that closes, unless the head comes, or the rest of an unwanted body
+            left_s = KEEP_ALIVE_S
         if left_s > 0:
             self._idle_timer = self._loop.call_later(left_s, self._idle)
         else:
