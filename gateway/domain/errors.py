@@ -238,7 +238,10 @@ class EngineBusy(UpstreamError):
 
 
 class EngineDied(UpstreamError):
-    """The engine's core died while it had this request, which may be what killed it: no other replica gets it."""
+    """The engine's core died while it had this request, which may be what killed it.
+
+    Another replica gets the request only where the config says so (`gateway.retry.replay_in_flight`).
+    """
 
     code = "engine_died"
 

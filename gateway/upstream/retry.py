@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.config.schema import RetrySection
-from gateway.domain.errors import ConnectFailed, Retry, UpstreamBroken, UpstreamError, UpstreamTimeout
+from gateway.domain.errors import ConnectFailed, EngineDied, Retry, UpstreamBroken, UpstreamError, UpstreamTimeout
 
 MAX_REFUSED = 4  # refused connections: no engine saw the request, but it does not go on for ever
 BURST = 10.0  # further attempts that a quiet process may begin at once
@@ -27,7 +27,7 @@ def other_may_mend(error: UpstreamError, *, replay_in_flight: bool) -> bool:
         return True
     if isinstance(error, UpstreamBroken):
         return not error.request_sent or replay_in_flight
-    return False
+    return isinstance(error, EngineDied) and replay_in_flight
 
 
 class RetryBudget:
