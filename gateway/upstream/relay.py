@@ -119,6 +119,7 @@ class StreamTap:
         events = data.count(b"\n\n")
         if (
             events == data.count(self._plain)  # each a piece of an answer that goes on: nearly all of a stream are that
+            and events == data.count(_CHOICE)  # and no other choice beside it has ended
             and data.count(b"\n") == 2 * events
             and data.endswith(b"\n\n")
             and data.startswith(b"data:")
