@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -97,6 +97,8 @@ class FakeReply:
         self.is_closed = False
         self.bytes_read = 0
         self._parts = list(parts)
+        self._room = asyncio.Event()
+        self.was_held = False  # by a taker that had no room
 
     async def read(self) -> bytes:
         if not self._parts:
@@ -117,6 +119,16 @@ class FakeReply:
             if len(whole) > limit_bytes:
                 raise UpstreamBroken("The engine's reply is too long.", response_began=True)
         return whole
+
+    async def relay(self, take: Callable[[bytes], bool]) -> None:
+        while data := await self.read():
+            self._room.clear()
+            if not take(data):
+                self.was_held = True
+                await self._room.wait()
+
+    def resume(self) -> None:
+        self._room.set()
 
     def close(self) -> None:
         self.is_closed = True
@@ -178,7 +190,10 @@ def plain_answer(prompt: int = 7, completion: int = 3, finish: str = "stop") -> 
 
 @dataclass
 class FakeCaller:
-    """Keeps what it was told. With `log` it notes there when it sees the end of its reply."""
+    """Keeps what it was told. With `log` it notes there when it sees the end of its reply.
+
+    It takes no more after each write while `is_slow`, until `read_on`.
+    """
 
     rate: RateState = NO_RATE
     status: int = 0
@@ -188,48 +203,71 @@ class FakeCaller:
     refusal: tuple[Any, ...] | None = None
     log: list[str] = field(default_factory=list)
     fails_at_write: Exception | None = None
+    has_started: bool = False
+    on_room: Callable[[], None] | None = None
+    is_slow: bool = False
+    comments: tuple[float, dict[bytes, bytes]] | None = None
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def body(self) -> bytes:
         return b"".join(self.writes)
 
-    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        assert not self.status, "a reply starts once"
-        self.status, self.headers = status, dict(headers)
+    def reply(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        self.start(status, headers)
+        self.finish(body)
 
-    async def write(self, data: bytes) -> None:
-        assert self.status and not self.is_finished
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        assert not self.has_started, "a reply starts once"
+        self.has_started, self.status, self.headers = True, status, dict(headers)
+
+    def write(self, data: bytes) -> bool:
+        assert data and self.status and not self.is_finished
         if self.fails_at_write is not None:
             raise self.fails_at_write
         if b"[DONE]" in data:
             self.log.append("caller sees the end")
         self.writes.append(data)
+        self._room.clear()
+        return not self.is_slow
 
-    async def finish(self, data: bytes = b"") -> None:
+    def finish(self, data: bytes = b"") -> None:
         assert self.status and not self.is_finished
         self.is_finished = True
         self.log.append("caller sees the end")
         if data:
             self.writes.append(data)
 
-    async def refuse(
+    async def drained(self) -> None:
+        await self._room.wait()
+
+    def read_on(self) -> None:
+        self._room.set()
+        if self.on_room is not None:
+            self.on_room()
+
+    def refuse(
         self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
     ) -> None:
         self.refusal = (status, message, kind, param, code, retry_after_s)
-        self.status, self.is_finished = status, True
+        self.has_started, self.status, self.is_finished = True, status, True
+
+    def comment_every(self, interval_s: float, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.comments = (interval_s, dict(headers))
 
 
 class FakeTicket:
-    """Counts its settlements; notes in the gate's log when one begins."""
+    """Keeps the outcome that it was settled with; notes that in the gate's log."""
 
     def __init__(self, gate: FakeGate) -> None:
         self.rate = gate.rate
         self.outcomes: list[Outcome] = []
         self._gate = gate
 
-    async def settle(self, outcome: Outcome) -> None:
-        self._gate.log.append("settled")
-        self.outcomes.append(outcome)
+    def settle(self, outcome: Outcome) -> None:
+        if not self.outcomes:  # a second call is void
+            self._gate.log.append("settled")
+            self.outcomes.append(outcome)
 
 
 class FakeGate:
@@ -261,9 +299,3 @@ class FixedSource:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-
-async def settled(tasks: set[asyncio.Task[None]]) -> None:
-    """Lets the tasks that settle tickets end."""
-    if tasks:
-        await asyncio.wait(set(tasks), timeout=5)

@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.outcome import Usage
-from gateway.upstream.relay import MAX_ERROR_CHARS, MAX_EVENT_BYTES, StreamTap, usage_of
+from gateway.upstream.engine_error import EngineError
+from gateway.upstream.relay import MAX_EVENT_BYTES, StreamTap, usage_of
 
 USAGE = {
     "prompt_tokens": 33,
@@ -62,12 +63,16 @@ class Facts:
     usage: Usage | None
     saw_done: bool
     saw_finish: bool
-    finish_abort: bool
-    error: str | None
+    was_given_up: bool
+    error: str | None  # its message
+
+
+def message_of(tap: StreamTap) -> str | None:
+    return None if tap.error is None else tap.error.message
 
 
 def facts_of(tap: StreamTap) -> Facts:
-    return Facts(tap.events, tap.usage, tap.saw_done, tap.saw_finish, tap.finish_abort, tap.error)
+    return Facts(tap.events, tap.usage, tap.saw_done, tap.saw_finish, tap.was_given_up, message_of(tap))
 
 
 def run(reads: list[bytes], *, drop: bool) -> tuple[bytes, StreamTap]:
@@ -81,7 +86,7 @@ def cut(stream: bytes, offsets: list[int]) -> list[bytes]:
     return [stream[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-FIXED = Facts(48, Usage(33, 48), saw_done=True, saw_finish=True, finish_abort=False, error=None)
+FIXED = Facts(48, Usage(33, 48), saw_done=True, saw_finish=True, was_given_up=False, error=None)
 LINE_ENDS = [b"\n", b"\r\n", b"\r"]
 
 
@@ -218,16 +223,98 @@ def test_spaces_in_the_json_change_nothing() -> None:
     assert facts_of(tap) == FIXED
 
 
-def test_finish_reason_abort_is_seen() -> None:
-    _, tap = run([event("a"), event("", "abort"), DONE], drop=False)
-    assert tap.finish_abort
+@pytest.mark.parametrize("reason", ["abort", "error"])
+@pytest.mark.parametrize("is_one_read", [False, True])
+def test_a_finish_reason_that_gives_up_is_seen(reason: str, is_one_read: bool) -> None:
+    reads = [event("a"), event("", reason), DONE]
+    _, tap = run([b"".join(reads)] if is_one_read else reads, drop=False)
+    assert tap.was_given_up
     assert tap.saw_finish
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "content_filter", "repetition", "any other"])
+def test_any_other_finish_reason_is_an_end_like_any_other(reason: str) -> None:
+    _, tap = run([event("a"), event("", reason), DONE], drop=False)
+    assert tap.saw_finish and not tap.was_given_up
 
 
 def test_one_aborted_choice_of_several_is_seen() -> None:
     choices = [{"index": 0, "finish_reason": None}, {"index": 1, "finish_reason": "abort"}]
     _, tap = run([data({"choices": choices})], drop=False)
-    assert tap.finish_abort
+    assert tap.was_given_up
+
+
+NO_REASON = "The engine answered 500 Internal Server Error and gave no reason."
+
+
+def test_a_choice_that_gives_up_is_seen_beside_choices_that_go_on() -> None:
+    goes_on, gives_up = {"index": 0, "finish_reason": None}, {"index": 1, "finish_reason": "abort"}
+    for events in (
+        [[goes_on, gives_up]],
+        [[gives_up, goes_on]],
+        [[goes_on, goes_on], [gives_up]],
+        [[gives_up], [goes_on, goes_on]],
+    ):
+        read = b"".join(data({"choices": choices}) for choices in events)
+        for reads in ([read], cut(read, [len(read) // 2])):
+            _, tap = run(reads, drop=False)
+            assert tap.was_given_up, events
+
+
+# --- how engines write nearly all of their events, and what looks like it --------------------------------------
+
+
+@pytest.mark.parametrize("nothing", [b'"finish_reason":null', b'"finish_reason": null', b'"finish_reason" :\tnull'])
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("drop", [True, False])
+def test_pieces_of_an_answer_are_counted_however_many_a_read_has(nothing: bytes, count: int, drop: bool) -> None:
+    tap = StreamTap(drop)
+    read = b"".join(event(TRAPS[i % len(TRAPS)]) for i in range(count)).replace(b'"finish_reason":null', nothing)
+    assert tap.feed(read) is read
+    assert facts_of(tap) == Facts(count, None, False, False, False, None)
+    read = read.replace(nothing, b'"finish_reason":"stop"')
+    assert tap.feed(read) is read
+    assert facts_of(tap) == Facts(2 * count, None, False, True, False, None)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (usage_event(), Facts(2, Usage(33, 48), False, False, False, None)),
+        (DONE, Facts(2, None, True, False, False, None)),
+        (event("", "stop"), Facts(3, None, False, True, False, None)),
+        (event("", "abort"), Facts(3, None, False, True, True, None)),
+        (data({"error": {"message": "x"}}), Facts(2, None, False, False, False, "x")),
+        (event("c", usage=USAGE), Facts(3, Usage(33, 48), False, False, False, None)),
+        (event("c", error={"message": "x"}), Facts(2, None, False, False, False, "x")),
+        (event("c", usage=None, error=None), Facts(3, None, False, False, False, None)),
+        (b": a comment\n\n", Facts(2, None, False, False, False, None)),
+        (b"event: x\n" + event("c"), Facts(3, None, False, False, False, None)),
+        (event("c").replace(b"\n", b"\r\n"), Facts(3, None, False, False, False, None)),
+    ],
+    ids=[
+        "usage",
+        "end",
+        "stop",
+        "abort",
+        "error",
+        "running usage",
+        "error beside",
+        "nulls",
+        "comment",
+        "named",
+        "CRLF",
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_a_read_has_to_tell_is_seen_wherever_it_stands_among_pieces_of_an_answer(
+    last: bytes, expected: Facts, place: int
+) -> None:
+    events = [event("a"), event("b")]
+    events.insert(place, last)
+    for reads in ([b"".join(events)], events, cut(b"".join(events), [10, 200, 300])):
+        _, tap = run(reads, drop=True)
+        assert facts_of(tap) == expected
 
 
 @pytest.mark.parametrize(
@@ -240,9 +327,9 @@ def test_one_aborted_choice_of_several_is_seen() -> None:
             "EngineCore encountered an issue. See stack trace (above) for the root cause.",
         ),
         (b'{"error":"Unauthorized"}', "Unauthorized"),
-        (b'{"error":{"type":"x"}}', "no reason given"),
-        (b'{"error":[1]}', "no reason given"),
-        (b'{"error":{"message":"' + b"m" * 5000 + b'"}}', "m" * MAX_ERROR_CHARS),
+        (b'{"error":{"type":"x"}}', NO_REASON),
+        (b'{"error":[1]}', NO_REASON),
+        (b'{"error":{"message":"' + b"m" * 5000 + b'"}}', "m" * 4093 + "…"),
         (b'{"type":"error","error":{"type":"NotFoundError","message":"gone"}}', "gone"),
     ],
 )
@@ -250,8 +337,20 @@ def test_a_failure_inside_the_first_event_is_seen_as_failure(payload: bytes, mes
     read = b"data: " + payload + b"\n\n"
     out, tap = run([read, DONE], drop=True)
     assert out == read + DONE
-    assert tap.error == message
+    assert message_of(tap) == message
     assert not tap.has_started_content
+
+
+def test_an_error_event_tells_what_the_engine_would_have_answered() -> None:
+    _, tap = run(
+        [data({"error": {"message": "too long", "type": "BadRequestError", "param": "x", "code": 400}})], drop=True
+    )
+    assert tap.error == EngineError("too long", "BadRequestError", "x", 400)
+
+
+def test_the_first_error_stands() -> None:
+    _, tap = run([data({"error": {"message": "first"}}), data({"error": {"message": "second"}})], drop=True)
+    assert message_of(tap) == "first"
 
 
 def test_the_word_error_in_a_text_is_no_error() -> None:
