@@ -67,7 +67,7 @@ class Forwarder:
             out = tap.feed(data) if is_open else tap.finish()
             if tap.error is not None or tap.was_given_up:
                 return self._failed_at_once(journey, tap.error)
-        if not out and not tap.saw_done:
+        if not is_open and not tap.saw_done:
             raise UpstreamBroken(CUT, response_began=True)
         journey.first_byte_at = time.monotonic()
         caller.start(200, (*STREAM_HEADERS, *headers))
@@ -78,7 +78,9 @@ class Forwarder:
             if is_open:
                 caller.on_room = reply.resume
                 await reply.relay(course.take)
-                course.pass_on(tap.finish())
+                rest = tap.finish()
+                if tap.saw_done:
+                    course.pass_on(rest)
         except UpstreamError:
             if course.outcome is None:
                 raise  # what follows the end mark can be missing
