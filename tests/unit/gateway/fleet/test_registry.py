@@ -9,7 +9,7 @@ import pytest
 from fakes.story import FixedSource, replica
 
 from gateway.domain.replica import ReplicaState
-from gateway.fleet.registry import FAILED_CONNECT_S, Registry
+from gateway.fleet.registry import ASIDE_S, Registry
 from gateway.fleet.sources.base import SourceUnavailable
 
 A, B = replica("a/0@h"), replica("b/0@h")
@@ -94,19 +94,33 @@ async def test_polling_goes_on_after_a_source_failed_unexpectedly(monkeypatch: p
     assert not polling.done() or polling.cancelled()
 
 
-async def test_a_replica_that_refused_a_connection_is_left_out_for_a_moment() -> None:
+async def test_a_replica_that_is_set_aside_is_left_out_for_a_moment_and_says_why() -> None:
     clock = Clock()
     registry = Registry([FixedSource([A, B])], clock=clock)
     await registry.refresh()
-    registry.connect_failed(A)
+    registry.set_aside(A, "its engine died")
     assert ready(registry) == {B.id}
-    assert registry.snapshot().replicas("a")[0].state is ReplicaState.BACKOFF
-    clock.now += FAILED_CONNECT_S - 0.1
+    (aside,) = registry.snapshot().replicas("a")
+    assert (aside.state, aside.detail) == (ReplicaState.BACKOFF, "its engine died")
+    clock.now += ASIDE_S - 0.1
     await registry.refresh()
     assert ready(registry) == {B.id}
     clock.now += 0.2
     await registry.refresh()
     assert ready(registry) == {A.id, B.id}
+
+
+async def test_a_replica_that_fails_again_is_left_out_from_then_on() -> None:
+    clock = Clock()
+    registry = Registry([FixedSource([A, B])], clock=clock)
+    await registry.refresh()
+    registry.set_aside(A, "refused a connection")
+    clock.now += ASIDE_S - 0.1
+    registry.set_aside(A, "its engine died")
+    clock.now += ASIDE_S - 0.1
+    await registry.refresh()
+    assert ready(registry) == {B.id}
+    assert registry.snapshot().replicas("a")[0].detail == "its engine died"
 
 
 async def test_requests_in_flight_are_counted_and_never_fall_below_zero() -> None:

@@ -6,6 +6,7 @@ import pytest
 from fakes.story import replica
 
 from gateway.domain.replica import ReplicaState
+from gateway.domain.route import PoolOrder, Target
 from gateway.fleet.snapshot import Snapshot
 
 
@@ -35,3 +36,26 @@ def test_the_window_is_what_every_ready_replica_holds() -> None:
     )
     assert snapshot.window("a") == 2048
     assert snapshot.window("b") is None
+
+
+def test_an_orders_windows_are_those_of_its_pools_that_can_serve() -> None:
+    snapshot = Snapshot(
+        [
+            replica("a/0@h", max_model_len=4096),
+            replica("b/0@h", max_model_len=None),
+            replica("c/0@h", ReplicaState.STARTING),
+            replica("d/0@h", max_model_len=512),
+        ],
+        {},
+    )
+    order = PoolOrder((Target("a"), Target("c")), fallback=("b", "nobody"))
+    assert snapshot.windows(order) == {"a": 4096, "b": None}
+    assert snapshot.windows(order) is snapshot.windows(order), "worked out once"
+    assert snapshot.windows(PoolOrder((Target("d"),))) == {"d": 512}
+    assert snapshot.windows(PoolOrder((Target("c"),))) == {}
+
+
+def test_two_orders_that_read_alike_are_two() -> None:
+    """They are keys of what is worked out for each of them, and are looked up by their identity."""
+    first, second = PoolOrder((Target("a"),)), PoolOrder((Target("a"),))
+    assert first != second and len({first, second}) == 2

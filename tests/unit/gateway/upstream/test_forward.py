@@ -12,6 +12,7 @@ from fakes.story import (
     FakeCaller,
     FakeReply,
     Silence,
+    a_record,
     a_request,
     event,
     plain_answer,
@@ -19,11 +20,18 @@ from fakes.story import (
     usage_event,
 )
 
-from gateway.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from gateway.domain.errors import (
+    EngineBusy,
+    EngineDied,
+    EngineFailed,
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.request import InferenceRequest
-from gateway.upstream.attempt import Sent
-from gateway.upstream.forward import Forwarder, Progress
+from gateway.upstream.forward import Forwarder
+from gateway.upstream.journey import Journey
 
 ABORT_EVENT = event("", "abort")
 ERROR_EVENT = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\n'
@@ -36,18 +44,17 @@ class Exchange:
         self.reply = FakeReply(*parts, status=status)
         self.request: InferenceRequest = a_request(**fields)
         self.caller = FakeCaller()
-        self.progress = Progress(prompt_tokens=30)
         self.log = self.caller.log
+        self.journey = Journey(
+            self.request, self.caller, a_record(), lambda _: b"", self._settle, prompt_tokens=30, was_clamped=False
+        )
 
     async def run(self, *, was_clamped: bool = False) -> Outcome:
-        sent = Sent(self.reply, replica("a/0@h"))
-        return await Forwarder().forward(self.request, sent, self.caller, self.progress, self._settle, was_clamped)
+        self.journey.was_clamped = was_clamped
+        return await Forwarder().forward(self.journey, self.reply, replica("a/0@h"))
 
-    def _settle(self, outcome: Outcome) -> asyncio.Task[None]:
-        async def settling() -> None:
-            self.log.append(f"settled {outcome.ending} {outcome.usage}")
-
-        return asyncio.ensure_future(settling())
+    def _settle(self, outcome: Outcome) -> None:
+        self.log.append(f"settled {outcome.ending} {outcome.usage}")
 
 
 def stream(*parts: bytes | Exception | Silence, **fields: Any) -> Exchange:
@@ -70,7 +77,6 @@ async def test_a_plain_answer_goes_through_byte_for_byte_after_it_was_settled() 
     assert made.caller.status == 200
     assert made.caller.headers == {
         b"content-type": b"application/json",
-        b"content-length": b"%d" % len(body),
         b"x-poolgate-pool": b"a",
     }
     assert made.log == [SETTLED, "caller sees the end"]
@@ -82,12 +88,12 @@ async def test_a_clamped_request_is_told_which_field_was_cut() -> None:
         assert made.caller.headers[b"x-poolgate-clamped"] == b"max_completion_tokens"
 
 
-@pytest.mark.parametrize(
-    "body", [plain_answer(finish="abort"), json.dumps(json.loads(plain_answer(finish="abort"))).encode()]
-)
-async def test_a_plain_answer_that_the_engine_aborted_is_no_success(body: bytes) -> None:
-    made = Exchange(body)
-    with pytest.raises(UpstreamError, match="gave up"):
+@pytest.mark.parametrize("reason", ["abort", "error"])
+@pytest.mark.parametrize("spaced", [False, True])
+async def test_a_plain_answer_that_the_engine_gave_up_is_no_success(reason: str, spaced: bool) -> None:
+    body = plain_answer(finish=reason)
+    made = Exchange(json.dumps(json.loads(body)).encode() if spaced else body)
+    with pytest.raises(EngineFailed, match="gave up"):
         await made.run()
     assert not made.caller.status and not made.log
 
@@ -151,13 +157,14 @@ async def test_a_stream_without_usage_costs_its_prompt_and_its_events() -> None:
     assert (await stream(*TWO, DONE).run()).usage == Usage(30, 2)
 
 
-async def test_progress_tells_what_was_relayed_at_any_moment() -> None:
+async def test_the_journey_tells_what_was_relayed_at_any_moment() -> None:
     silence = Silence()
     made = stream(*TWO, usage_event(7, 2), silence)
+    assert made.journey.cut_off() == Usage(30, 0)
     task = asyncio.create_task(made.run())
     await silence.reached.wait()
-    assert (made.progress.events, made.progress.usage) == (2, Usage(7, 2))
-    assert made.progress.first_byte_at is not None
+    assert made.journey.cut_off() == Usage(7, 2)
+    assert made.journey.first_byte_at is not None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -182,7 +189,7 @@ async def test_a_failure_in_the_first_read_still_gets_a_status_of_its_own(reads:
     with pytest.raises(UpstreamError):
         await made.run()
     assert not made.caller.status and not made.log
-    assert made.progress.first_byte_at is None
+    assert made.journey.first_byte_at is None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +222,7 @@ async def test_a_failure_after_the_first_byte_is_raised_with_the_stream_left_ope
     assert made.caller.status == 200 and not made.caller.is_finished
     assert made.caller.body == b"".join(TWO)
     assert not made.log
-    assert (made.progress.events, made.progress.usage) == (2, None)
+    assert made.journey.cut_off() == Usage(30, 2)
 
 
 async def test_a_clean_end_without_the_end_mark_is_no_good_end() -> None:
@@ -285,46 +292,104 @@ async def test_a_400_of_a_hundred_megabytes_is_a_400_of_some_kilobytes() -> None
     assert made.reply.bytes_read < 3_000_000, "the rest is not even read"
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_full_engine_is_a_503_that_says_when_to_come_back(status: int) -> None:
-    made = Exchange(error_body(status), status=status)
-    assert await made.run() == Outcome(Ending.UPSTREAM_ERROR, 503, None, "engine_busy")
-    assert made.caller.refusal is not None
-    assert made.caller.refusal[0] == 503 and made.caller.refusal[5] >= 1
+async def test_a_full_engine_is_busy_and_says_when_to_come_back(status: int, is_stream: bool) -> None:
+    made = Exchange(error_body(status, "queue full"), status=status, stream=is_stream)
+    with pytest.raises(EngineBusy, match="queue full") as caught:
+        await made.run()
+    assert caught.value.retry_after_s == 2
+    assert not made.caller.has_started and not made.log
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(b"7", 7), (b"99999", 3600), (b"0", 2), (b"-1", 2), (b"soon", 2), (b"1" * 400, 2), ("²".encode(), 2), (b"", 2)],
+)
+async def test_a_busy_engines_own_time_is_passed_on_if_it_is_one(given: bytes, expected: float) -> None:
+    made = Exchange(error_body(503), status=503)
+    made.reply.headers = [(b"x-other", b"9"), (b"retry-after", given)]
+    with pytest.raises(EngineBusy) as caught:
+        await made.run()
+    assert caught.value.retry_after_s == expected
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 502, 302, 204])
 async def test_any_other_status_is_the_engines_failure(status: int) -> None:
     made = Exchange(error_body(status, "why"), status=status)
-    with pytest.raises(UpstreamError, match=f"{status}.*why"):
+    with pytest.raises(EngineFailed, match=f"{status}.*why"):
         await made.run()
-    assert not made.caller.status and not made.log
+    assert not made.caller.has_started and not made.log
 
 
-# --- what a cut-off exchange leaves behind ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "message",
+    ["EngineCore encountered an issue. See stack trace (above) for the root cause.", "EngineDeadError: core is dead"],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_the_death_of_an_engine_is_told_from_its_failures(message: str, is_stream: bool) -> None:
+    made = Exchange(error_body(500, message), status=500, stream=is_stream)
+    with pytest.raises(EngineDied):
+        await made.run()
+    made = stream(b'data: {"error":{"message":"%b","code":500}}\n\n' % message.encode(), DONE)
+    with pytest.raises(EngineDied):
+        await made.run()
+    assert not made.caller.has_started
 
 
-async def test_a_caller_who_leaves_while_the_ticket_is_settled_does_not_stop_that() -> None:
-    settling, go_on = asyncio.Event(), asyncio.Event()
-    ended: list[str] = []
+# --- a first event that says that there is no stream --------------------------------------------------------
 
-    async def slowly() -> None:
-        settling.set()
-        await go_on.wait()
-        ended.append("settled")
 
-    tasks: list[asyncio.Task[None]] = []
+def error_event(code: int | str | None) -> bytes:
+    return (
+        b"data: "
+        + json.dumps({"error": {"message": "no", "type": "T", "param": None, "code": code}}).encode()
+        + b"\n\n"
+    )
 
-    def settle(_: Outcome) -> asyncio.Task[None]:
-        tasks.append(asyncio.ensure_future(slowly()))
-        return tasks[-1]
 
-    sent = Sent(FakeReply(plain_answer()), replica())
-    task = asyncio.create_task(Forwarder().forward(a_request(), sent, FakeCaller(), Progress(1), settle, False))
-    await settling.wait()
+async def test_a_first_event_is_answered_as_a_reply_with_its_code_would_be() -> None:
+    made = stream(error_event(400), DONE)
+    assert await made.run() == Outcome(Ending.ENGINE_REFUSED, 400, None, "400")
+    assert made.caller.refusal == (400, "no", "T", None, 400, None)
+    with pytest.raises(EngineBusy):
+        await stream(error_event(503), DONE).run()
+
+
+@pytest.mark.parametrize("code", [500, 401, 200, 0, -5, 10**6, "x", None])
+async def test_a_first_event_with_any_other_code_is_the_engines_failure(code: int | str | None) -> None:
+    with pytest.raises(EngineFailed):
+        await stream(error_event(code), DONE).run()
+
+
+# --- a caller that takes its time ---------------------------------------------------------------------------
+
+
+async def test_a_caller_without_room_stops_the_relay_until_it_reads_on() -> None:
+    made = stream(*TWO, usage_event(7, 2), DONE)
+    made.caller.is_slow = True
+    task = asyncio.create_task(made.run())
+    seen = []
+    async with asyncio.timeout(5):
+        while not task.done():
+            await asyncio.sleep(0)
+            if len(made.caller.writes) > len(seen):
+                seen = list(made.caller.writes)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                assert made.caller.writes == seen, "nothing more is written to a caller that has no room"
+                made.caller.read_on()
+    assert made.reply.was_held and seen == [*TWO, DONE]
+    assert await task == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+
+
+async def test_a_caller_that_never_reads_on_costs_what_it_was_sent() -> None:
+    made = stream(*TWO, DONE)
+    made.caller.is_slow = True
+    task = asyncio.create_task(made.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    go_on.set()
-    await asyncio.gather(*tasks)
-    assert ended == ["settled"]
+    assert made.journey.cut_off() == Usage(30, 1) and not made.log

@@ -34,7 +34,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "expected"), RULES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("error", "expected"), RULES, ids=str)
 def test_only_what_another_replica_may_mend_goes_to_one(error: UpstreamError, expected: tuple[bool, bool]) -> None:
     assert tuple(other_may_mend(error, replay_in_flight=told) for told in (False, True)) == expected
 
