@@ -58,6 +58,7 @@ class WireTransport:
         total_at = now + deadlines.total_s
         expects_body = request.method != b"HEAD"
         connection = self._take(url, now)
+        stale: UpstreamBroken | None = None
         if connection is not None:
             try:
                 return await connection.exchange(
@@ -68,7 +69,13 @@ class WireTransport:
                 # connection just as we wrote, so a new one may be tried, once.
                 if exc.response_began:
                     raise
-        connection = await self._connect(url, address, loop, deadlines, total_at)
+                stale = exc
+        try:
+            connection = await self._connect(url, address, loop, deadlines, total_at)
+        except (ConnectFailed, UpstreamTimeout) as exc:
+            if stale is not None and stale.request_sent:  # the request may be what it died of: not to be called unseen
+                raise stale from exc
+            raise
         now = loop.time()
         return await connection.exchange(head, request.body, deadlines, now, total_at, expects_body=expects_body)
 

@@ -214,6 +214,22 @@ async def test_a_fresh_connection_that_breaks_is_not_tried_again(transport: Wire
         assert upstream.accepted == 2
 
 
+async def test_an_engine_that_died_with_a_request_and_takes_no_other_one_may_have_seen_it(
+    transport: WireTransport,
+) -> None:
+    """Told as a connection that could not be made, the request would be given to the next engine to die of."""
+    async with ScriptedUpstream(stale) as upstream:
+        await fetch(transport, upstream.url)
+        assert upstream._listener is not None and upstream._acceptor is not None
+        upstream._acceptor.cancel()
+        await asyncio.wait({upstream._acceptor})
+        upstream._listener.close()
+        with pytest.raises(UpstreamBroken) as caught:
+            await fetch(transport, upstream.url)
+        assert caught.value.request_sent and not caught.value.response_began
+        assert isinstance(caught.value.__cause__, ConnectFailed)
+
+
 async def test_no_second_try_once_a_byte_of_the_reply_has_come(transport: WireTransport) -> None:
     async def half(peer: Peer) -> None:
         await peer.request()
