@@ -207,6 +207,7 @@ class FakeCaller:
     on_room: Callable[[], None] | None = None
     is_slow: bool = False
     comments: tuple[float, dict[bytes, bytes]] | None = None
+    is_opened_by_comment: bool = False
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -218,8 +219,9 @@ class FakeCaller:
         self.finish(body)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        assert not self.has_started, "a reply starts once"
-        self.has_started, self.status, self.headers = True, status, dict(headers)
+        assert not self.has_started or self.is_opened_by_comment, "a reply starts once"
+        if not self.has_started:
+            self.has_started, self.status, self.headers = True, status, dict(headers)
 
     def write(self, data: bytes) -> bool:
         assert data and self.status and not self.is_finished
@@ -251,6 +253,11 @@ class FakeCaller:
     ) -> None:
         self.refusal = (status, message, kind, param, code, retry_after_s)
         self.has_started, self.status, self.is_finished = True, status, True
+
+    def open_by_comment(self) -> None:
+        """As after a silence: the status is spent."""
+        self.start(200, [])
+        self.is_opened_by_comment = True
 
     def comment_every(self, interval_s: float, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.comments = (interval_s, dict(headers))

@@ -9,7 +9,7 @@ from fakes.story import ALICE, a_config
 
 from gateway.domain.errors import NotAllowed, UnknownModel
 from gateway.domain.request import NO_LIMITS, Limits
-from gateway.domain.route import PoolOrder, Target
+from gateway.domain.route import Target
 from gateway.routing.table import RouteTable, routes_of
 
 CONFIG = a_config(
@@ -63,9 +63,11 @@ def test_an_unknown_name_of_a_megabyte_does_not_come_back_in_the_error() -> None
 
 def test_a_route_is_what_its_section_says() -> None:
     chat, small = TABLE.routes
-    assert chat.order == PoolOrder((Target("a", 3.0), Target("b", 1.0)))
-    assert chat.order_for("batch") == PoolOrder((Target("b"),), ("a",))
-    assert chat.order_for("default") == chat.order
+    assert (chat.order.targets, chat.order.fallback) == ((Target("a", 3.0), Target("b", 1.0)), ())
+    batch = chat.order_for("batch")
+    assert (batch.targets, batch.fallback) == ((Target("b"),), ("a",))
+    assert chat.order_for("batch") is batch, "one object for all requests: it is a key of what is worked out for it"
+    assert chat.order_for("default") is chat.order
     assert (chat.max_output_tokens, chat.clamp_output, chat.defaults) == (100, False, {"temperature": 0.5})
     assert chat.limits == Limits(in_flight=4)
     assert (small.max_output_tokens, small.clamp_output, small.defaults, small.limits) == (None, True, {}, NO_LIMITS)
