@@ -27,18 +27,20 @@ from fakes.story import (
     event,
     plain_answer,
     replica,
-    settled,
     usage_event,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.gate import Gate
-from gateway.dispatch import Dispatcher, Settler, ending_of
+from gateway.dispatch import Dispatcher, ending_of
 from gateway.domain import errors
 from gateway.domain.errors import (
     ConnectFailed,
     ContextTooLong,
+    EngineBusy,
+    EngineDied,
+    EngineFailed,
     GatewayError,
     LimitExceeded,
     NoReplica,
@@ -80,24 +82,18 @@ class World:
         self.gate = gate or FakeGate()
         self.caller = FakeCaller(log=self.gate.log)
         self.record = a_record()
-        self.settler = Settler(set())
         self.dispatcher = Dispatcher(
             config,
             RouteTable(routes_of(config)),
             cast(Gate, self.gate),
             self.fleet,
-            Attempts(self.transport, self.fleet, config.gateway.timeouts),
-            Forwarder(),
-            self.settler,
+            Attempts(self.transport, self.fleet, Forwarder(), config.gateway.timeouts, config.gateway.retry),
             Random(1),
         )
 
     async def serve(self, request: InferenceRequest | None = None, **fields: Any) -> None:
         await self.fleet.refresh()
-        try:
-            await self.dispatcher.serve(request or a_request(**fields), self.caller, self.record)
-        finally:
-            await settled(self.settler.tasks)
+        await self.dispatcher.serve(request or a_request(**fields), self.caller, self.record)
 
     async def serve_until(self, silence: Silence, **fields: Any) -> None:
         """The caller leaves when the engine has been silent for a while."""
@@ -106,7 +102,6 @@ class World:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await settled(self.settler.tasks)
 
     def outcome(self) -> Outcome:
         """Of the one ticket, which was settled exactly once."""
@@ -146,7 +141,7 @@ async def test_chat_and_completions_are_counted_alike_streamed_or_not(endpoint: 
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_the_settlement_has_begun_before_the_caller_sees_the_end(is_stream: bool) -> None:
+async def test_the_ticket_is_settled_before_the_caller_sees_the_end(is_stream: bool) -> None:
     world = World(FakeReply(*EVENTS, DONE) if is_stream else FakeReply(plain_answer()))
     await world.serve(stream=is_stream)
     assert world.gate.log[0] == "settled"
@@ -163,26 +158,44 @@ async def test_an_engines_400_gives_the_whole_reservation_back(is_stream: bool) 
 
 
 @pytest.mark.parametrize("status", [500, 401, 403])
-async def test_an_engines_5xx_or_its_view_of_our_key_is_an_upstream_error_without_retry(status: int) -> None:
+async def test_an_engines_5xx_or_its_view_of_our_key_moves_on_to_the_fallback(status: int) -> None:
     world = World(FakeReply(b"{}", status=status), FakeReply(plain_answer()))
-    with pytest.raises(UpstreamError):
+    await world.serve()
+    assert world.transport.urls == [A.url, B.url]
+    assert world.outcome().ending is Ending.COMPLETED
+    assert (world.record.pool, world.record.attempts, world.record.error_code) == ("b", 2, None)
+
+
+@pytest.mark.parametrize("status", [500, 401, 403])
+async def test_an_engines_failure_everywhere_costs_nothing(status: int) -> None:
+    world = World(*(FakeReply(b"{}", status=status) for _ in range(2)))
+    with pytest.raises(EngineFailed):
         await world.serve()
     outcome = world.outcome()
-    assert (outcome.ending, outcome.usage, outcome.error_code) == (Ending.UPSTREAM_ERROR, None, "upstream_error")
-    assert world.transport.urls == [A.url]
+    assert (outcome.ending, outcome.usage, outcome.error_code) == (Ending.UPSTREAM_ERROR, None, "engine_failed")
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_full_engine_is_told_as_busy(status: int) -> None:
-    world = World(FakeReply(b"{}", status=status))
-    await world.serve()
-    assert world.caller.status == 503
-    assert world.outcome() == Outcome(Ending.UPSTREAM_ERROR, 503, None, "engine_busy")
+async def test_full_engines_are_told_as_busy(status: int) -> None:
+    world = World(*(FakeReply(b"{}", status=status) for _ in range(2)))
+    with pytest.raises(EngineBusy):
+        await world.serve()
+    outcome = world.outcome()
+    assert (outcome.ending, outcome.usage, outcome.error_code) == (Ending.UPSTREAM_ERROR, None, "engine_busy")
 
 
-async def test_an_aborted_plain_answer_is_an_upstream_error() -> None:
-    world = World(FakeReply(plain_answer(finish="abort")))
-    with pytest.raises(UpstreamError):
+async def test_an_engines_death_is_not_tried_on_the_next_one() -> None:
+    world = World(FakeReply(b'{"error":{"message":"EngineCore encountered an issue."}}', status=500))
+    with pytest.raises(EngineDied):
+        await world.serve()
+    assert world.transport.urls == [A.url]
+    assert world.outcome().error_code == "engine_died"
+    assert [r.id for r in world.fleet.snapshot().all() if r.is_ready()] == [B.id]
+
+
+async def test_a_plain_answer_given_up_everywhere_is_an_upstream_error() -> None:
+    world = World(*(FakeReply(plain_answer(finish="abort")) for _ in range(2)))
+    with pytest.raises(EngineFailed):
         await world.serve()
     assert world.outcome().ending is Ending.UPSTREAM_ERROR
     assert world.outcome().usage is None, "an error reply costs nothing"
@@ -190,7 +203,7 @@ async def test_an_aborted_plain_answer_is_an_upstream_error() -> None:
 
 async def test_an_error_as_first_event_has_a_status_of_its_own_and_costs_nothing() -> None:
     world = World(FakeReply(b'data: {"error":{"message":"EngineCore died"}}\n\n', DONE))
-    with pytest.raises(UpstreamError, match="EngineCore died"):
+    with pytest.raises(EngineDied, match="EngineCore died"):
         await world.serve(stream=True)
     assert not world.caller.status
     outcome = world.outcome()
@@ -252,6 +265,23 @@ async def test_a_defect_of_ours_gives_everything_back() -> None:
     assert world.outcome() == Outcome(Ending.FAILED, 500, None)
 
 
+# --- comments in a silent stream ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("keepalive_s", "is_stream"), [(0, True), (15, False), (15, True)])
+async def test_only_a_stream_is_kept_alive_and_only_where_the_config_says_so(keepalive_s: int, is_stream: bool) -> None:
+    world = World(
+        FakeReply(*EVENTS, DONE) if is_stream else FakeReply(plain_answer()), gateway={"sse_keepalive_s": keepalive_s}
+    )
+    await world.serve(stream=is_stream)
+    if keepalive_s and is_stream:
+        assert world.caller.comments is not None
+        interval_s, headers = world.caller.comments
+        assert interval_s == 15 and headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+    else:
+        assert world.caller.comments is None
+
+
 # --- the caller leaves: what a cut-off answer costs ---------------------------------------------------------
 
 
@@ -297,34 +327,6 @@ async def test_leaving_while_the_prompt_is_counted_reserves_nothing() -> None:
     world = World(silence)
     await world.serve_until(silence, messages=[{"role": "user", "content": "x" * 5000}])
     assert world.gate.tickets == []
-
-
-async def test_a_leaving_callers_settlement_is_not_cancelled_with_it() -> None:
-    silence, go_on = Silence(), asyncio.Event()
-    world = World(FakeReply(silence))
-    outcomes: list[Outcome] = []
-
-    class SlowTicket:
-        rate = RateState()
-
-        async def settle(self, outcome: Outcome) -> None:
-            await go_on.wait()
-            outcomes.append(outcome)
-
-    async def admit(*_: Any) -> SlowTicket:
-        return SlowTicket()
-
-    world.gate.admit = admit  # type: ignore[assignment, method-assign]
-    await world.fleet.refresh()
-    task = asyncio.create_task(world.dispatcher.serve(a_request(), world.caller, world.record))
-    await silence.reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    task.cancel()  # once more, as a shutdown on top of a disconnect does
-    go_on.set()
-    await world.settler.drain(5)
-    assert [outcome.ending for outcome in outcomes] == [Ending.CLIENT_GONE]
 
 
 # --- refused before an engine is asked ----------------------------------------------------------------------
@@ -378,8 +380,8 @@ async def test_a_pool_that_goes_away_after_admission_gives_the_reservation_back(
 
     async def admit(*args: Any) -> Any:
         ticket = await real_admit(*args)
-        world.fleet.connect_failed(A)
-        world.fleet.connect_failed(B)
+        world.fleet.set_aside(A, "refused a connection")
+        world.fleet.set_aside(B, "refused a connection")
         return ticket
 
     world.gate.admit = admit  # type: ignore[method-assign]
@@ -572,14 +574,3 @@ async def test_every_field_that_is_not_ours_reaches_the_engine_byte_for_byte(
 )
 def test_an_ending_says_who_ended_it(error: GatewayError, ending: Ending) -> None:
     assert ending_of(error) is ending
-
-
-async def test_a_settlement_that_fails_is_logged_and_not_lost_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken:
-        async def settle(self, outcome: Outcome) -> None:
-            raise RuntimeError("a defect")
-
-    settler = Settler(set())
-    settler.begin(cast(Any, Broken()), Outcome(Ending.COMPLETED, 200, None))
-    await settler.drain(5)
-    assert "a defect" in caplog.text and not settler.tasks

@@ -1,4 +1,4 @@
-"""Runtime: who is given up for not reading, and what the begin and the end of a drain do."""
+"""Runtime: what the begin and the end of a drain do."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from gateway.runtime import Runtime
 class Open:
     """An open exchange."""
 
-    def __init__(self, writing_since: float | None = None) -> None:
-        self.writing_since = writing_since
+    def __init__(self) -> None:
         self.calls: list[str] = []
-
-    def abandon(self) -> None:
-        self.calls.append("abandon")
 
     def end(self) -> None:
         self.calls.append("end")
@@ -28,18 +24,8 @@ class Open:
 
 def runtime(*exchanges: Open) -> Runtime:
     none: Any = None
-    config = a_config(gateway={"drain_s": 7, "timeouts": {"write_s": 60}})
-    return Runtime(config, none, none, none, none, none, None, exchanges=set(exchanges))
-
-
-def test_only_a_caller_that_has_not_taken_a_write_for_too_long_is_given_up() -> None:
-    idle, reading, stalled = Open(), Open(941.0), Open(939.0)
-    assert runtime(idle, reading, stalled).drop_stalled(now=1000.0) == 1
-    assert (idle.calls, reading.calls, stalled.calls) == ([], [], ["abandon"])
-
-
-def test_nobody_is_given_up_exactly_at_the_limit() -> None:
-    assert runtime(Open(940.0)).drop_stalled(now=1000.0) == 0
+    config = a_config(gateway={"drain_s": 7})
+    return Runtime(config, none, none, none, none, None, exchanges=set(exchanges))
 
 
 async def test_a_drain_ends_readiness_at_once_and_what_still_runs_after_its_time(
