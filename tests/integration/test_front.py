@@ -1,4 +1,4 @@
-"""What the gateway relies on from its ASGI server, tried on a real process (docs/decisions/asgi-server.md)."""
+"""What the gateway relies on from its server, for proxied paths and all others, tried on a real process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-PROBE = Path(__file__).parents[1] / "fakes" / "asgi_probe.py"
+PROBE = Path(__file__).parents[1] / "fakes" / "front_probe.py"
 WITHIN_S = 15.0
 
 
@@ -58,9 +58,9 @@ class Probe:
 
 
 @asynccontextmanager
-async def running_probe(drain_s: float = 10, head_s: float = 10) -> AsyncIterator[Probe]:
+async def running_probe(drain_s: float = 10, head_s: float = 10, write_s: float = 60) -> AsyncIterator[Probe]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(PROBE), str(drain_s), str(head_s), stdout=asyncio.subprocess.PIPE
+        sys.executable, str(PROBE), str(drain_s), str(head_s), str(write_s), stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -100,21 +100,26 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
+BOTH = pytest.mark.parametrize("lane", ["", "/app"], ids=["proxied", "app"])
+
+
+@BOTH
 @pytest.mark.parametrize("leave", [socket.socket.close, reset], ids=["fin", "rst"])
 @pytest.mark.parametrize("path", ["/wait", "/stream"])
-async def test_a_client_that_leaves_is_noticed(path, leave):
+async def test_a_client_that_leaves_is_noticed(path, leave, lane):
     async with running_probe() as probe:
         client = probe.client()
-        await ask(client, path)
+        await ask(client, lane + path)
         await probe.tells("entered")
         leave(client)
         await probe.tells("client gone")
 
 
-async def test_send_blocks_while_the_client_does_not_read():
+@BOTH
+async def test_send_blocks_while_the_client_does_not_read(lane):
     async with running_probe() as probe:
         with probe.client(receive_buffer=65_536) as client:
-            await ask(client, "/flood")
+            await ask(client, lane + "/flood")
             with pytest.raises(TimeoutError):
                 await probe.tells("all sent", within_s=2)
             await asyncio.get_running_loop().sock_recv(client, 1)
@@ -125,15 +130,34 @@ async def test_send_blocks_while_the_client_does_not_read():
         assert before < 400  # of 1,600 chunks: what fits the kernel's buffers, not the reply
 
 
+async def test_a_client_that_never_reads_on_is_cut():
+    async with running_probe(write_s=0.5) as probe:
+        with probe.client(receive_buffer=65_536) as client:
+            await ask(client, "/flood")
+            await probe.tells("client gone")
+            assert "all sent" not in probe.told
+
+
+async def test_a_big_upload_arrives_whole():
+    async with running_probe() as probe:
+        with probe.client() as client:
+            size = 20_000_000
+            head = b"POST /body HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
+            sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(client, head + bytes(size)))
+            assert (await read_to_end(client)).endswith(b"\r\n\r\n%d" % size)
+            await sending
+
+
 async def drain(sock: socket.socket) -> None:
     while await asyncio.get_running_loop().sock_recv(sock, 1 << 20):
         pass
 
 
-async def test_sigterm_lets_a_stream_finish_and_takes_no_new_connection():
+@BOTH
+async def test_sigterm_lets_a_stream_finish_and_takes_no_new_connection(lane):
     async with running_probe() as probe:
         with probe.client() as client:
-            await ask(client, "/until-told")
+            await ask(client, lane + "/until-told")
             await probe.tells("entered")
             probe.process.send_signal(signal.SIGTERM)
             assert (await read_to_end(client)).endswith(b"whole\r\n0\r\n\r\n")
@@ -142,10 +166,11 @@ async def test_sigterm_lets_a_stream_finish_and_takes_no_new_connection():
                 probe.client()
 
 
-async def test_new_connections_are_refused_while_a_stream_drains():
+@BOTH
+async def test_new_connections_are_refused_while_a_stream_drains(lane):
     async with running_probe(drain_s=30) as probe:
         with probe.client() as client:
-            await ask(client, "/stream")
+            await ask(client, lane + "/stream")
             await probe.tells("entered")
             probe.process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(WITHIN_S):
@@ -158,11 +183,12 @@ async def test_new_connections_are_refused_while_a_stream_drains():
             assert probe.process.returncode is None
 
 
-async def test_grace_time_ends_a_stream_that_may_still_say_why():
+@BOTH
+async def test_grace_time_ends_a_stream_that_may_still_say_why(lane):
     """The handler is cancelled, its clean-up is waited for, and only then does the app end."""
     async with running_probe(drain_s=0.1) as probe:
         with probe.client() as client:
-            await ask(client, "/stream")
+            await ask(client, lane + "/stream")
             await probe.tells("entered")
             probe.process.send_signal(signal.SIGTERM)
             assert (await read_to_end(client)).endswith(b"bye\n\r\n0\r\n\r\n")
@@ -175,11 +201,12 @@ async def test_grace_time_ends_a_stream_that_may_still_say_why():
         assert await asyncio.wait_for(probe.process.wait(), WITHIN_S) == 0
 
 
+@BOTH
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_does_not_wait_for_the_grace_time(number):
+async def test_a_second_signal_does_not_wait_for_the_grace_time(number, lane):
     async with running_probe(drain_s=600) as probe:
         with probe.client() as client:
-            await ask(client, "/stream")
+            await ask(client, lane + "/stream")
             await probe.tells("entered")
             probe.process.send_signal(number)
             async with asyncio.timeout(WITHIN_S):
@@ -189,10 +216,11 @@ async def test_a_second_signal_does_not_wait_for_the_grace_time(number):
         assert await asyncio.wait_for(probe.process.wait(), WITHIN_S) == 0
 
 
-async def test_an_idle_connection_does_not_hold_up_a_stop():
+@pytest.mark.parametrize("path", ["/plain", "/app"])
+async def test_an_idle_connection_does_not_hold_up_a_stop(path):
     async with running_probe(drain_s=600) as probe:
         with probe.client() as client:
-            await ask(client, "/")
+            await ask(client, path)
             await asyncio.get_running_loop().sock_recv(client, 1)
             probe.process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(WITHIN_S):
@@ -227,10 +255,11 @@ async def test_a_head_that_never_comes_is_not_waited_for(begin):
             assert await read_to_end(client) == b""
 
 
-async def test_a_running_reply_outlives_the_time_for_a_head():
+@BOTH
+async def test_a_running_reply_outlives_the_time_for_a_head(lane):
     async with running_probe(head_s=0.2) as probe:
         with probe.client() as client:
-            await ask(client, "/stream")
+            await ask(client, lane + "/stream")
             await asyncio.get_running_loop().sock_sendall(client, b"GET / HT")  # half a pipelined request
             got = b""
             async with asyncio.timeout(WITHIN_S):
@@ -238,11 +267,14 @@ async def test_a_running_reply_outlives_the_time_for_a_head():
                     got += await asyncio.get_running_loop().sock_recv(client, 65_536)
 
 
-async def test_a_body_that_nobody_reads_is_not_taken_for_ever():
+@pytest.mark.parametrize("path", ["/plain", "/app"])
+async def test_a_body_that_nobody_reads_is_not_taken_for_ever(path):
     async with running_probe(head_s=0.5) as probe:
         with probe.client() as client:
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await loop.sock_sendall(
+                client, b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path.encode()
+            )
 
             async def drip():
                 while True:
@@ -257,15 +289,18 @@ async def test_a_body_that_nobody_reads_is_not_taken_for_ever():
                 await asyncio.gather(dripping, return_exceptions=True)
 
 
-async def test_a_body_that_ends_after_the_reply_leaves_the_connection_open():
+@pytest.mark.parametrize("path", ["/plain", "/app"])
+async def test_a_body_that_ends_after_the_reply_leaves_the_connection_open(path):
     async with running_probe(head_s=0.5) as probe:
         with probe.client() as client:
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n1")
+            await loop.sock_sendall(
+                client, b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n1" % path.encode()
+            )
             await read_until(client, b"ok")
             await loop.sock_sendall(client, b"23")
             await asyncio.sleep(0.7)  # longer than it may take
-            await ask(client, "/")
+            await ask(client, path)
             await read_until(client, b"ok")
 
 
