@@ -29,7 +29,7 @@ class Retry(StrEnum):
 
 
 class GatewayError(Exception):
-    """Base of all. `retry_after_s` is set exactly when `retry` is LATER."""
+    """Base of all. `retry_after_s` is set when `retry` is LATER, and by an engine that is busy."""
 
     code: ClassVar[str] = "gateway_error"
     source: ClassVar[Source] = Source.GATEWAY

@@ -8,15 +8,16 @@ from pathlib import Path
 from gateway.admission import length
 from gateway.domain.request import Endpoint, RateState
 from gateway.edge.decode import DENIED_FIELDS, MAX_N, MAX_PROMPTS
-from gateway.edge.heads import HEAD_BYTES
+from gateway.edge.front import HEAD_BYTES
 from gateway.edge.messages import ROLES
-from gateway.edge.respond import rate_headers
+from gateway.edge.respond import rate_lines
+from gateway.fleet.registry import ASIDE_S
 from gateway.upstream.attempt import PASSED_HEADERS
 from gateway.upstream.forward import STREAM_HEADERS
+from gateway.upstream.retry import BURST, MAX_REFUSED
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 EDGE = "\n".join(path.read_text() for path in Path(length.__file__).parents[1].glob("edge/*.py"))
-KINDS_OF_RATE = {"requests", "tokens"}  # ends of header names, not names
 FORWARD = (Path(length.__file__).parents[1] / "upstream" / "forward.py").read_text()
 
 
@@ -60,15 +61,18 @@ def test_the_owned_fields_are_there() -> None:
 
 def test_every_header_that_is_read_is_there() -> None:
     read = {name.decode() for name in PASSED_HEADERS}
-    read |= set(re.findall(r'(?:header\(b|name == b)"([a-z-]+)"', EDGE))
+    read |= set(re.findall(r'(?:header\(b|_fields\.get\(b|name == b)"([a-z-]+)"', EDGE))
     assert first_cells("Request headers") == read
 
 
 def test_every_header_that_is_written_is_there() -> None:
     every_rate = RateState(1, 1, 1.0, 1, 1, 1.0)
-    written = {name.decode() for name, _ in rate_headers(every_rate)} | {name.decode() for name, _ in STREAM_HEADERS}
-    written |= set(re.findall(r'\(\s*b"([a-z-]+)",', EDGE + FORWARD))
-    assert first_cells("Reply headers") == written - {"content-type", "content-length", *KINDS_OF_RATE}
+    rates = {line.partition(b":")[0].decode() for line in rate_lines(every_rate).splitlines()}
+    written = rates | {name.decode() for name, _ in STREAM_HEADERS}
+    written |= set(re.findall(r'\(\s*b"([a-z-]+)",', EDGE + FORWARD))  # pairs of name and value
+    written |= set(re.findall(r'(?:b"|\\r\\n)([a-z-]+): ', EDGE)) - {"data"}  # lines of a head
+    assert len(rates) == 6 and {"x-request-id", "connection", "x-poolgate-pool"} <= written
+    assert first_cells("Reply headers") == written - {"content-type", "content-length", "transfer-encoding"}
 
 
 def test_the_numbers_of_the_rules_are_those_of_the_code() -> None:
@@ -80,6 +84,9 @@ def test_the_numbers_of_the_rules_are_those_of_the_code() -> None:
     assert f"{HEAD_BYTES // 1024} KiB together" in section("Request headers")
     assert f"body, {length.TEMPLATE_TOKENS} tokens for the chat template" in section("Length")
     assert f"{length.MAX_TOKEN_BYTES} bytes for each token" in section("Length")
+    again = section("What is tried again")
+    assert f"after {MAX_REFUSED} of them" in again and f"left out for {ASIDE_S:g} s" in again
+    assert BURST == 10 and "ten at once" in (Path(__file__).parents[2] / "docs" / "config.md").read_text()
     cost = section("What a request costs")
     assert length.BYTES_PER_TOKEN == 4 and "a quarter of the body's bytes" in cost
     assert (

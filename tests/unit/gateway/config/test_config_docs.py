@@ -17,6 +17,7 @@ DOCUMENT = Path(__file__).parents[4] / "docs" / "config.md"
 SECTIONS: dict[str, type[BaseModel]] = {
     "[gateway]": schema.GatewaySection,
     "[gateway.timeouts]": schema.TimeoutsSection,
+    "[gateway.retry]": schema.RetrySection,
     "[redis]": schema.RedisSection,
     "[metrics]": schema.MetricsSection,
     "[classes.NAME]": schema.ClassSection,
@@ -33,6 +34,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 WHERE = {  # where an example of the section goes in a config
     "[gateway]": ("gateway",),
     "[gateway.timeouts]": ("gateway", "timeouts"),
+    "[gateway.retry]": ("gateway", "retry"),
     "[redis]": ("redis",),
     "[metrics]": ("metrics",),
     "[classes.NAME]": ("classes", "batch"),
@@ -102,7 +104,7 @@ def test_the_documented_default_is_the_schemas(title, key, default, example):
 @pytest.mark.parametrize(("title", "key", "default", "example"), rows(), ids=lambda text: text[:24])
 def test_the_documented_example_is_a_sound_value_and_not_the_default(title, key, default, example):
     data: dict[str, Any] = {
-        "gateway": {"timeouts": {}},
+        "gateway": {"timeouts": {}, "retry": {}},
         "redis": {},
         "metrics": {},
         "classes": {"batch": {}},
