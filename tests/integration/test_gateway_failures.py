@@ -74,16 +74,70 @@ async def test_request_too_long_for_the_fallback_is_not_sent_there(pair: Pair) -
     assert await pair.second.requests("/v1/chat/completions") == []
 
 
-@pytest.mark.parametrize("fault", [{"status": 500}, {"reset_after": 0}, {"close_after": 0}])
-async def test_engine_failure_before_the_first_byte_is_a_502_and_nobody_else_is_asked(
+@pytest.mark.parametrize("fault", [{"reset_after": 0}, {"close_after": 0}, {"die_after": 0}])
+async def test_request_that_an_engine_broke_off_with_is_a_502_and_nobody_else_is_asked(
     pair: Pair, fault: dict[str, Any]
 ) -> None:
+    assert (await pair.gateway.chat(LIMITED)).status_code == 200  # its connection is kept, and may be used again
     for stream in (False, True):
         reply = await pair.gateway.chat(LIMITED, stream=stream, x_fake=fault)
         assert (reply.status_code, reply.headers["content-type"]) == (502, "application/json")
         assert reply.headers["x-poolgate-error-source"] == "engine"
+        assert await pair.second.requests("/v1/chat/completions") == []
+        if "die_after" in fault:
+            return
         assert await slot_is_free(pair.gateway)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("status", "code"), [(500, 502), (401, 502), (429, 503), (503, 503)])
+async def test_an_engine_that_says_no_is_asked_once_and_so_is_another_one(
+    pair: Pair, status: int, code: int, stream: bool
+) -> None:
+    reply = await pair.gateway.chat(LIMITED, stream=stream, x_fake={"status": status})
+    assert (reply.status_code, reply.headers["content-type"]) == (code, "application/json")
+    assert reply.json()["error"]["code"] == ("engine_busy" if code == 503 else "engine_failed")
+    assert ("retry-after" in reply.headers) == (code == 503)
+    for engine in (pair.first, pair.second):
+        assert len(await engine.requests("/v1/chat/completions")) == 1
+    assert await slot_is_free(pair.gateway)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_request_that_an_engines_core_died_with_is_not_given_to_the_next_one(pair: Pair, stream: bool) -> None:
+    reply = await pair.gateway.chat(LIMITED, stream=stream, x_fake={"engine_dead_after": 0})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "engine_died")
     assert await pair.second.requests("/v1/chat/completions") == []
+    next_one = await pair.gateway.chat(LIMITED)
+    assert (next_one.status_code, next_one.headers["x-poolgate-pool"]) == (200, "second")
+
+
+async def test_a_stream_with_comments_carries_the_engines_events_untouched_and_a_late_refusal_as_an_event(
+    tmp_path: Path, redis_url: str
+) -> None:
+    async with (
+        running_fake_engine(name="tiny", key="") as engine,
+        running_gateway(
+            tmp_path,
+            redis_url,
+            gateway={"sse_keepalive_s": 0.2},
+            pools={"tiny": {"urls": [engine.url], "served_name": "tiny", "max_model_len": 2048}},
+        ) as gateway,
+    ):
+        slow = await gateway.chat(stream=True, x_fake={"delay_s": 1})
+        assert slow.status_code == 200
+        lines = [line for line in slow.text.split("\n") if line]
+        comments = [line for line in lines if line.startswith(":")]
+        assert len(comments) >= 2 and lines[: len(comments)] == comments
+        assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines[len(comments) :])
+
+        at_once = await gateway.chat(stream=True, x_fake={"status": 400})
+        assert at_once.status_code == 400
+        late = await gateway.chat(stream=True, x_fake={"status": 400, "delay_s": 1})
+        assert (late.status_code, late.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        last = late.text.rstrip().split("\n")[-1]
+        assert json.loads(last.removeprefix("data: ")) == at_once.json()
+        assert "[DONE]" not in late.text
 
 
 async def test_error_inside_the_first_event_is_seen_as_a_failure(pair: Pair) -> None:
@@ -292,9 +346,14 @@ async def test_caller_that_stops_reading_is_dropped_and_the_engine_freed(pair: P
         )
 
         async def is_dropped() -> bool:
-            return "did not read their reply" in pair.gateway.log.read_text()
+            return [record["ending"] for record in pair.gateway.access_lines()] == ["client_gone"]
 
         await eventually(is_dropped, "the stalled caller is given up", 15)
+
+        async def is_freed() -> bool:
+            return bool((await pair.first.state())["running"] == 0)
+
+        await eventually(is_freed, "the engine stops generating", 5)
     assert (await pair.gateway.chat()).status_code == 200
 
 
