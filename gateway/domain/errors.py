@@ -66,7 +66,7 @@ class BodyTooLarge(GatewayError):
 
 
 class UnsupportedEncoding(GatewayError):
-    """The body is compressed; send it plain."""
+    """The body is compressed in a way that is not accepted; the message says which are."""
 
     code = "unsupported_content_encoding"
     source = Source.CLIENT

@@ -14,8 +14,9 @@ from http import HTTPStatus
 from itertools import count
 from typing import Protocol
 
-from gateway.domain.errors import BodyTimeout, BodyTooLarge, UnsupportedEncoding
+from gateway.domain.errors import BodyTimeout, BodyTooLarge
 from gateway.domain.request import NO_RATE, RateState
+from gateway.edge.encoding import coding_of, decode_body
 from gateway.edge.respond import envelope, rate_lines, refusal_headers
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -135,14 +136,14 @@ class Exchange:
     # --- the body ---------------------------------------------------------------------------------------------------
 
     async def read_body(self, limit_bytes: int, silence_s: float, total_s: float) -> bytes:
-        """The whole body, plain. Counts what arrives and does not believe Content-Length, except to refuse early.
+        """The whole body, decoded. Counts what arrives and does not believe Content-Length, except to refuse early.
 
-        Raises BodyTooLarge, BodyTimeout (silence for `silence_s`, or not whole after `total_s`),
-        UnsupportedEncoding, BadRequest for a compressed body that is broken.
+        The limit holds for what is sent and for what it becomes. Raises BodyTooLarge, BodyTimeout (silence for
+        `silence_s`, or not whole after `total_s`), UnsupportedEncoding, BadRequest (broken compression).
         """
-        encoding = self._fields.get(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() != b"identity":
-            raise UnsupportedEncoding("Compressed bodies are not accepted; send the body without Content-Encoding.")
+        coding = None
+        if b"content-encoding" in self._fields:
+            coding = coding_of(b",".join(value for name, value in self.headers if name == b"content-encoding"))
         declared = self._fields.get(b"content-length")
         if declared is not None and declared.isdigit() and (len(declared) > 18 or int(declared) > limit_bytes):
             raise too_large(limit_bytes)
@@ -152,7 +153,7 @@ class Exchange:
             raise too_large(limit_bytes)
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
-        return body
+        return body if coding is None else await decode_body(body, coding, limit_bytes)
 
     async def _rest_of_body(self, limit_bytes: int, silence_s: float, total_s: float) -> None:
         loop = asyncio.get_running_loop()

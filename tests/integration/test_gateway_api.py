@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
+import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -366,9 +368,24 @@ async def test_endless_chunked_body_is_cut_at_the_limit(line: Line) -> None:
     writer.close()
 
 
-async def test_compressed_body_is_a_415_that_says_so(line: Line) -> None:
-    reply = await line.gateway.chat(headers={"Content-Encoding": "gzip"})
+async def test_compressed_request_is_understood_and_reaches_the_engine_plain(line: Line) -> None:
+    body = json.dumps({"model": "chat", "messages": MESSAGES, "max_tokens": 4}).encode()
+    for encoding, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body))):
+        reply = await line.gateway.client.post(
+            line.gateway.url + "/v1/chat/completions",
+            content=packed,
+            headers={"x-api-key": KEY, "Content-Encoding": encoding},
+        )
+        assert reply.status_code == 200, reply.text
+        seen = (await line.big.requests())[-1]
+        assert json.loads(seen["body"])["messages"] == MESSAGES
+        assert "content-encoding" not in {name.lower() for name, _ in seen["headers"]}
+
+
+async def test_compressed_body_of_another_kind_is_a_415_that_says_what_is_accepted(line: Line) -> None:
+    reply = await line.gateway.chat(headers={"Content-Encoding": "br"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+    assert "gzip, deflate, zstd" in reply.json()["error"]["message"]
 
 
 # --- errors and ids -------------------------------------------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from types import SimpleNamespace
 
 import pytest
 from fakes.client import DATE, Headers, Reply, Timers, read_reply
 
-from gateway.domain.errors import BodyTimeout, BodyTooLarge, UnsupportedEncoding
+from gateway.domain.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from gateway.domain.request import RateState
 from gateway.edge import context
 from gateway.edge.context import COMMENT, EARLY_BODY_BYTES, Exchange, request_id_of
@@ -173,10 +174,31 @@ async def test_a_body_that_drips_is_not_read_for_ever() -> None:
         await read([b"1"] * 100_000, limit=1_000_000, total_s=0.001, is_whole=False)
 
 
-@pytest.mark.parametrize("encoding", [b"gzip", b"br", b"gzip, gzip", b"GZIP", b"unheard-of"])
-async def test_a_compressed_body_is_a_415_that_says_so(encoding: bytes) -> None:
+@pytest.mark.parametrize(
+    "lines", [[b"br"], [b"gzip, gzip"], [b"gzip", b"gzip"], [b"identity", b"gzip"], [b"unheard-of"]]
+)
+async def test_a_coding_that_is_not_accepted_is_a_415_that_says_so_before_the_body_is_read(lines: list[bytes]) -> None:
+    server = Server(b"\x1f\x8b", headers=[(b"content-encoding", line) for line in lines])
     with pytest.raises(UnsupportedEncoding, match="Content-Encoding"):
         await read([b"\x1f\x8b"], [(b"content-encoding", encoding)])
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"GZIP"])
+async def test_a_compressed_body_is_decoded_however_it_comes(encoding: bytes) -> None:
+    packed = gzip.compress(b"1234567890")
+    pieces = [packed[i : i + 1] for i in range(len(packed))]
+    assert await read(pieces, [(b"content-encoding", encoding)], limit=64) == b"1234567890"
+
+
+async def test_the_limit_holds_for_what_is_sent_and_for_what_it_becomes() -> None:
+    for plain, limit in ((bytes(65), 64), (b"1", 20)):
+        with pytest.raises(BodyTooLarge):
+            await read([gzip.compress(plain)], [(b"content-encoding", b"gzip")], limit=limit)
+
+
+async def test_a_broken_compressed_body_is_a_bad_request() -> None:
+    with pytest.raises(BadRequest, match="gzip"):
+        await read([b"\x1f\x8b"], [(b"content-encoding", b"gzip")])
 
 
 @pytest.mark.parametrize("encoding", [b"identity", b" Identity "])

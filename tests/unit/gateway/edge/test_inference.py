@@ -161,7 +161,7 @@ async def test_neither_key_nor_prompt_nor_output_gets_into_the_access_line_or_th
         (lambda: Client(BODY, headers=headers((b"x-poolgate-class", b"none"))), 400, "invalid_request"),
         (lambda: Client(b"{"), 400, "invalid_request"),
         (lambda: Client([BODY, b" " * 1024]), 413, "request_too_large"),
-        (lambda: Client(BODY, headers=headers((b"content-encoding", b"gzip"))), 415, "unsupported_content_encoding"),
+        (lambda: Client(BODY, headers=headers((b"content-encoding", b"br"))), 415, "unsupported_content_encoding"),
     ],
     ids=["method", "no key", "odd key", "class above", "no class", "json", "size", "gzip"],
 )
