@@ -1,4 +1,4 @@
-"""A replica's address, the head of a request, and which headers travel: pure, for `wire.py` and `connection.py`."""
+"""A replica's address, the head of a request, and which headers travel: pure, for both transports."""
 
 from __future__ import annotations
 
@@ -64,15 +64,11 @@ def request_head(address: Address, request: UpstreamRequest) -> bytes:
     Raises InternalError when a line break hides in a name, value or path: it would let a caller write headers, or
     a request, of its own.
     """
-    headers = [header for header in request.headers if _travels(header[0])]
-    if len(headers) < len(request.headers):  # perhaps `connection`, which names more to leave out
-        named = {token for name, value in request.headers if name.lower() == b"connection" for token in _tokens(value)}
-        headers = [header for header in headers if header[0].lower() not in named]
     lines = [
         _opening(request.method, address.base_path, request.path, address.host_header),
         b"content-length: %d" % len(request.body),
     ]
-    lines += [b"%b: %b" % header for header in headers]
+    lines += [b"%b: %b" % header for header in sent_headers(request)]
     head = b"\r\n".join(lines)
     breaks = len(lines) + 1  # the opening has three lines
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
@@ -89,6 +85,15 @@ def _travels(name: bytes) -> bool:
 def _opening(method: bytes, base_path: bytes, path: bytes, host_header: bytes) -> bytes:
     """The lines that are the same for all requests to one path of a replica."""
     return b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity" % (method, base_path, path, host_header)
+
+
+def sent_headers(request: UpstreamRequest) -> Headers:
+    """The request's own headers that travel; what the transport writes itself is not among them."""
+    headers = [header for header in request.headers if _travels(header[0])]
+    if len(headers) < len(request.headers):  # perhaps `connection`, which names more to leave out
+        named = {token for name, value in request.headers if name.lower() == b"connection" for token in _tokens(value)}
+        headers = [header for header in headers if header[0].lower() not in named]
+    return headers
 
 
 def without_hop_by_hop(headers: Headers) -> Headers:

@@ -1,7 +1,7 @@
 """An HTTP server whose every byte a test decides: what a replica sends, when, and how its connection ends.
 
 A script is a coroutine that gets one accepted connection. The first connection gets the first script and so on; the
-last script serves all that come after. Usage:
+last script serves all that come after. With `tls` it speaks TLS, and a script begins when the handshake is over. Usage:
 
     async with ScriptedUpstream(script) as upstream:
         reply = await transport.send(upstream.url, …)
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -37,9 +38,10 @@ class Received:
 class Peer:
     """The server's side of one connection. Reading is by hand too: what is not read stays in the kernel's buffers."""
 
-    def __init__(self, sock: socket.socket, upstream: ScriptedUpstream) -> None:
+    def __init__(self, sock: socket.socket, upstream: ScriptedUpstream, tls: Tls | None = None) -> None:
         self._sock = sock
         self._upstream = upstream
+        self._tls = tls
         self._buffer = b""
         self.sent_bytes = 0
 
@@ -64,7 +66,7 @@ class Peer:
         view = memoryview(data)
         for start in range(0, len(view), 65_536):
             piece = view[start : start + 65_536]
-            await loop.sock_sendall(self._sock, piece)
+            await loop.sock_sendall(self._sock, piece if self._tls is None else self._tls.encrypted(piece))
             self.sent_bytes += len(piece)
 
     async def trickle(self, data: bytes) -> None:
@@ -94,7 +96,55 @@ class Peer:
 
     async def _recv(self) -> bytes:
         async with asyncio.timeout(WAIT_S):
+            if self._tls is not None:
+                return await self._tls.receive(self._sock)
             return await asyncio.get_running_loop().sock_recv(self._sock, 65_536)
+
+
+class Tls:
+    """The server's side of TLS on a socket that somebody else reads and writes."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    async def handshake(self, sock: socket.socket) -> None:
+        """Raises ConnectionError when the client ends it."""
+        while True:
+            try:
+                self._object.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._exchange(sock)
+            except ssl.SSLError as exc:
+                raise ConnectionAbortedError("no handshake") from exc
+            else:
+                await asyncio.get_running_loop().sock_sendall(sock, self._outgoing.read())
+                return
+
+    def encrypted(self, data: memoryview) -> bytes:
+        self._object.write(data)
+        return self._outgoing.read()
+
+    async def receive(self, sock: socket.socket) -> bytes:
+        while True:
+            try:
+                return self._object.read(65_536)
+            except ssl.SSLWantReadError:
+                try:
+                    await self._exchange(sock)
+                except ConnectionAbortedError:
+                    return b""
+            except ssl.SSLZeroReturnError:
+                return b""
+
+    async def _exchange(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        if self._outgoing.pending:
+            await loop.sock_sendall(sock, self._outgoing.read())
+        data = await loop.sock_recv(sock, 65_536)
+        if not data:
+            raise ConnectionAbortedError("the client closed")
+        self._incoming.write(data)
 
 
 Script = Callable[[Peer], Awaitable[None]]
@@ -104,8 +154,9 @@ class ScriptedUpstream:
     """Listens on a free loopback port, or on a Unix socket when `socket_path` is given. Closes a connection when its
     script returns; a script may end by ConnectionError, any other exception fails the test at the end."""
 
-    def __init__(self, *scripts: Script, socket_path: str | None = None) -> None:
+    def __init__(self, *scripts: Script, socket_path: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._scripts = scripts
+        self._tls = tls
         self._socket_path = socket_path
         self._listener: socket.socket | None = None
         self._acceptor: asyncio.Task[None] | None = None
@@ -126,7 +177,8 @@ class ScriptedUpstream:
         self._listener.bind(("127.0.0.1", 0) if self._socket_path is None else self._socket_path)
         self._listener.listen(256)
         name = self._listener.getsockname()
-        self.url = f"unix:{name}" if self._socket_path is not None else f"http://127.0.0.1:{name[1]}"
+        scheme = "http" if self._tls is None else "https"
+        self.url = f"unix:{name}" if self._socket_path is not None else f"{scheme}://127.0.0.1:{name[1]}"
         self._acceptor = asyncio.create_task(self._accept(self._listener))
         return self
 
@@ -157,7 +209,12 @@ class ScriptedUpstream:
             if self._socket_path is None:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                await script(Peer(sock, self))
+                tls = None
+                if self._tls is not None:
+                    tls = Tls(self._tls)
+                    async with asyncio.timeout(WAIT_S):
+                        await tls.handshake(sock)
+                await script(Peer(sock, self, tls))
             except ConnectionError:
                 pass
             except Exception as exc:
@@ -173,7 +230,7 @@ async def eventually(condition: Callable[[], bool], within_s: float = WAIT_S) ->
 
 
 @contextlib.asynccontextmanager
-async def deaf_listener() -> AsyncIterator[str]:
+async def deaf_listener(scheme: str = "http") -> AsyncIterator[str]:
     """The url of a listener whose backlog is full: a connection to it is neither made nor refused (Linux)."""
     with socket.socket() as listener, contextlib.ExitStack() as fillers:
         listener.bind(("127.0.0.1", 0))
@@ -184,7 +241,7 @@ async def deaf_listener() -> AsyncIterator[str]:
             filler.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 filler.connect((host, port))
-        yield f"http://{host}:{port}"
+        yield f"{scheme}://{host}:{port}"
 
 
 def plain(body: bytes, status: bytes = b"200 OK", *more: bytes) -> bytes:
