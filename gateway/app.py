@@ -24,6 +24,7 @@ from gateway.admission.key_ring import KeyRing
 from gateway.admission.keys import KeyStore
 from gateway.admission.link import RedisLink
 from gateway.config.load import LoadedConfig, metrics_key
+from gateway.config.outside import own_authorities
 from gateway.config.schema import process_count
 from gateway.config.store import connect
 from gateway.config.tasks import end_task
@@ -51,6 +52,9 @@ from gateway.telemetry.shared_values import slot_from_environment
 from gateway.telemetry.traces import traces_from_environment
 from gateway.upstream.attempt import Attempts
 from gateway.upstream.forward import Forwarder
+from gateway.upstream.http import HttpTransport
+from gateway.upstream.transports import Transports
+from gateway.upstream.trust import Trust
 from gateway.upstream.wire import WireTransport
 
 log = logging.getLogger(__name__)
@@ -99,7 +103,7 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
         budget = Budget(link, on_outage=config.redis.on_outage, expected_processes=process_count(config))
         budget.start()
         stack.push_async_callback(budget.aclose)
-        transport = WireTransport()
+        transport = Transports(WireTransport(), HttpTransport(trust_of(loaded)))
         stack.push_async_callback(transport.aclose)
         fleet = Registry([StaticSource(config, time.time()), SupervisorSource(fleet_redis)])
         runtime = Runtime(
@@ -132,6 +136,14 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
             if runtime.traces is not None:
                 await asyncio.to_thread(runtime.traces.close, CLOSE_S)
             runtime.instruments.close()
+
+
+def trust_of(loaded: LoadedConfig) -> Trust:
+    """Reads at the start what the first request would have to wait for."""
+    trust = Trust(own_authorities(loaded))
+    if any(url.startswith("https:") for pool in loaded.config.pools.values() for url in pool.urls or []):
+        trust.public()
+    return trust
 
 
 async def make_first_key(loaded: LoadedConfig, link: RedisLink) -> None:

@@ -128,7 +128,9 @@ class Dispatcher:
     ) -> int | None:
         """Exact prompt tokens from a ready replica; the pools of one route share a tokenizer or are near enough."""
         pools = sorted(windows, key=lambda pool: windows[pool] or 0, reverse=True)
-        replicas = [r for pool in pools for r in by_load(snapshot.ready(pool), snapshot, self._rng)]
+        replicas = [
+            r for pool in pools for r in by_load(snapshot.ready(pool), snapshot, self._rng) if r.engine == "vllm"
+        ]
         return await self._attempts.count_tokens(request, replicas)
 
     def _body(self, request: InferenceRequest, route: Route, fit: Fit, replica: ReplicaRecord) -> bytes:

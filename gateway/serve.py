@@ -12,6 +12,7 @@ import time
 
 from gateway.app import build
 from gateway.config.load import LoadedConfig, metrics_key
+from gateway.config.outside import check_outside
 from gateway.config.parent import PARENT_VARIABLE, follow_parent
 from gateway.config.schema import process_count
 from gateway.edge.front import Lane
@@ -26,10 +27,14 @@ STOP_MARGIN_S = 10.0
 
 
 def serve(loaded: LoadedConfig) -> int:
-    """Runs until SIGTERM or SIGINT, then drains; the exit code. Raises ConfigError when the port cannot be had."""
+    """Runs until SIGTERM or SIGINT, then drains; the exit code.
+
+    Raises ConfigError when the port cannot be had, or a key or an authority that pools of others need.
+    """
     if not follow_parent():
         return 0
     metrics_key(loaded.config)  # here a fault is one line; in the processes of a group it would be one a second
+    check_outside(loaded)
     inherited = os.environ.get(LISTENER_VARIABLE)
     if inherited is not None:
         return serve_one(loaded, socket.socket(fileno=int(inherited)))

@@ -62,6 +62,7 @@ class Facts:
     port: PortUse | None = None
     redis: Trouble | None = None
     state_dir: Trouble | None = None
+    outside: tuple[tuple[str, Trouble], ...] = ()  # by key path: what pools of others need and do not get here
     unset_variables: frozenset[str] = frozenset()
     key_digests: Mapping[str, str] = field(default_factory=dict)  # static keys by name: hex SHA-256
     overrides: tuple[tuple[str, str], ...] = ()  # environment variable, key path that it sets

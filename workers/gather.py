@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from gateway.config.load import LoadedConfig, read_key_env
+from gateway.config.outside import outside_faults
 from gateway.config.schema import Config, key_variables
 from workers.facts import Facts, Trouble
 from workers.gpu import list_cards
@@ -49,6 +50,7 @@ def gather(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> Fac
         port=look_at_port(loaded),
         redis=look_at_redis(loaded),
         state_dir=look_at_state_dir(loaded.state_dir),
+        outside=tuple((key, Trouble(fact, way_out)) for key, fact, way_out in outside_faults(loaded)),
         unset_variables=frozenset(name for name in key_variables(config) if read_key_env(name) is None),
         key_digests=_digests(config),
         overrides=tuple(overrides(environ)),

@@ -18,6 +18,8 @@ def machine_findings(facts: Facts) -> Iterator[Finding]:
         trouble = facts.state_dir
         yield Finding(Severity.ERROR, Part.HOST, "gateway.state_dir", trouble.fact, trouble.way_out)
     yield from _keys(facts)
+    for key, trouble in facts.outside:
+        yield Finding(Severity.ERROR, Part.GATEWAY, key, trouble.fact, trouble.way_out)
     for variable, key in facts.overrides:
         fact = f"comes from the environment variable {variable}, not from the file"
         yield Finding(Severity.HINT, Part.HOST, key, fact, "unset it to have the file's value")

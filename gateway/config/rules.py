@@ -12,7 +12,14 @@ VLLM_DEFAULT_MEMORY_SHARE = 0.92  # vLLM 0.33, --gpu-memory-utilization
 
 def findings(config: Config) -> list[str]:
     """One line per fault, each beginning with its key path; empty when the config is sound."""
-    return [*_classes_and_users(config), *_routes(config), *_aliases(config), *_gpus(config), *_tensor_parallel(config)]
+    return [
+        *_classes_and_users(config),
+        *_routes(config),
+        *_aliases(config),
+        *_gpus(config),
+        *_tensor_parallel(config),
+        *_authorities(config),
+    ]
 
 
 def _known(names: Iterable[str]) -> str:
@@ -110,3 +117,20 @@ def _tensor_parallel(config: Config) -> Iterator[str]:
                     f"gpus={replica.gpus}; list {pool.tensor_parallel_size} GPU(s) or set "
                     f"tensor_parallel_size={len(replica.gpus)}"
                 )
+
+
+def _authorities(config: Config) -> Iterator[str]:
+    """A connection belongs to a url, not to a pool: so one url has one tls_ca."""
+    first: dict[str, tuple[str, str | None]] = {}
+    for name, pool in config.pools.items():
+        for i, url in enumerate(pool.urls or []):
+            if not url.startswith("https://"):
+                continue
+            place, tls_ca = first.setdefault(replica_url(url), (f"pools.{name}.urls[{i}]", pool.tls_ca))
+            if tls_ca != pool.tls_ca:
+                yield f"pools.{name}.urls[{i}]: is {place} too, with another tls_ca; give both pools the same"
+
+
+def replica_url(url: str) -> str:
+    """A url of the config as requests use it: their path begins with /v1, so one at its end is not doubled."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

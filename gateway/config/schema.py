@@ -190,11 +190,40 @@ class ReplicaSection(Section):
     gpus: list[int | str] | None = None  # index, GPU-UUID or MIG-UUID; [] forces the CPU
 
 
+def check_replica_url(url: str) -> None:
+    """Raises ValueError for what is no address of a server; never repeats the url, which may hold a secret."""
+    if url.startswith("unix:/"):
+        if len(url.removeprefix("unix:").strip("/")) == 0:
+            raise ValueError("names no socket; write unix:/path/of.sock")
+        return
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError as exc:
+        raise ValueError("cannot be read; write https://host:port, brackets around IPv6") from exc
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        raise ValueError(
+            "is no address of a server; write http://host:port, https://host or unix:/path/of.sock, a path may follow"
+        )
+    if "@" in parts.netloc:
+        raise ValueError("has a user or a password in it; remove them, and give the key with key_env")
+    if "?" in url or "#" in url:
+        raise ValueError("has a query string or a fragment, which no request would carry; remove it")
+    if not url.isascii() or any(c.isspace() or not c.isprintable() for c in url):
+        raise ValueError("has characters that no url has; write them percent-encoded")
+
+
+ELSEWHERE_KEYS = frozenset({"urls", "engine", "key_env", "tls_ca"})  # of pools that somebody else runs
+
+
 class PoolSection(Section):
     """Interchangeable replicas: workers of this host (`model`), or servers that somebody else runs (`urls`)."""
 
     model: str | None = None  # directory (with a slash: relative to the config file) or hub name
     urls: list[str] | None = None
+    engine: Literal["vllm", "openai"] = "vllm"  # what runs at the urls; "openai": nothing that only vLLM knows is sent
+    key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")  # variable that holds the key of the urls
+    tls_ca: PlainText | None = None  # PEM file, relative to the config file; default: the public authorities
     served_name: str | None = None  # default: the pool's name; for urls: the name those servers know
     vllm: str | None = None  # this pool on another vLLM
     env: dict[EnvName, EnvValue] = {}
@@ -210,10 +239,9 @@ class PoolSection(Section):
 
     @field_validator("urls")
     @classmethod
-    def _plain_http(cls, urls: list[str] | None) -> list[str] | None:
+    def _addresses(cls, urls: list[str] | None) -> list[str] | None:
         for url in urls or []:
-            if not url.startswith("http://") or len(url) < 8:
-                raise ValueError("is not http://host:port (TLS is not supported); write each url like that")
+            check_replica_url(url)
         return urls
 
     @field_validator("vllm_args")
@@ -237,15 +265,23 @@ class PoolSection(Section):
                 "others run"
             )
         if self.urls is not None:
-            worker_keys = self.model_fields_set - {"urls", "served_name", "max_model_len", "scheduling_policy"}
+            worker_keys = self.model_fields_set - ELSEWHERE_KEYS - {"served_name", "max_model_len", "scheduling_policy"}
             if worker_keys:
                 raise ValueError(
                     f"{', '.join(sorted(worker_keys))} is only for pools with model; remove it, or give model, not urls"
                 )
             if not self.urls:
                 raise ValueError("urls is empty; list at least one")
+            if self.engine != "vllm" and self.scheduling_policy is not None:
+                raise ValueError('scheduling_policy is only for engine = "vllm"; remove it')
+            if self.tls_ca is not None and not any(url.startswith("https://") for url in self.urls):
+                raise ValueError("tls_ca is only for urls that begin with https://; remove it, or write the urls so")
         elif not self.replicas:
             raise ValueError("replicas is empty; list at least one, e.g. replicas = [{ gpus = [0] }]")
+        elif foreign := self.model_fields_set & ELSEWHERE_KEYS:
+            raise ValueError(
+                f"{', '.join(sorted(foreign))} is only for pools with urls; remove it, or give urls, not model"
+            )
         return self
 
 
@@ -311,5 +347,5 @@ def process_count(config: Config) -> int:
 
 def key_variables(config: Config) -> frozenset[str]:
     """The environment variables that hold a key in clear."""
-    named = [*(key.key_env for key in config.keys.values()), config.metrics.key_env]
+    named = [section.key_env for section in (*config.keys.values(), *config.pools.values(), config.metrics)]
     return frozenset(name for name in named if name is not None)

@@ -44,7 +44,7 @@ class ReplicaRecord:
 
     id: str  # "<pool>/<number>@<host>", unique in the fleet
     pool: str
-    url: str  # "http://127.0.0.1:34567"
+    url: str  # "http://127.0.0.1:34567", "https://host/prefix", "unix:/path": what stands before a request's path
     state: ReplicaState
     served_name: str
     since_s: float  # when this state began
@@ -52,6 +52,7 @@ class ReplicaRecord:
     max_model_len: int | None = None  # known once ready
     api_key: str | None = None  # the engine's own key; goes to the engine only
     has_priority: bool = False  # runs with --scheduling-policy priority
+    engine: str = "vllm"  # or "openai": gets nothing that only vLLM knows, and counts no tokens
     engine_version: str | None = None
     restarts: int = 0
     pid: int | None = None

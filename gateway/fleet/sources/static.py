@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.config.outside import engine_keys
+from gateway.config.rules import replica_url
 from gateway.config.schema import Config
 from gateway.domain.replica import ReplicaRecord, ReplicaState
 
@@ -14,16 +16,19 @@ class StaticSource:
     name = "config"
 
     def __init__(self, config: Config, now_s: float) -> None:
+        keys = engine_keys(config)
         self._replicas = [
             ReplicaRecord(
                 id=f"{pool}/{number}@static",
                 pool=pool,
-                url=url.rstrip("/"),
+                url=replica_url(url),
                 state=ReplicaState.READY,
                 served_name=section.served_name or pool,
                 since_s=now_s,
                 max_model_len=section.max_model_len,
+                api_key=keys.get(pool),
                 has_priority=section.scheduling_policy == "priority",
+                engine=section.engine,
             )
             for pool, section in config.pools.items()
             for number, url in enumerate(section.urls or [])

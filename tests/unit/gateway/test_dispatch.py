@@ -428,6 +428,16 @@ async def test_a_prompt_that_no_pool_of_the_route_will_ever_hold_is_a_400_even_w
         await world.serve(messages=LONG)
 
 
+async def test_a_server_that_is_no_vllm_is_not_asked_to_count() -> None:
+    cloud = replica("a/0@h", engine="openai")
+    world = World(FakeReply(plain_answer()), fleet=[cloud])
+    await world.serve(messages=LONG)
+    assert [request.path for _, request in world.transport.sent] == [b"/v1/chat/completions"]
+    world = World(FakeReply(b'{"count": 1000}'), FakeReply(plain_answer()), fleet=[cloud, B])
+    await world.serve(messages=LONG)
+    assert world.transport.urls == [B.url, cloud.url], "counted by the vLLM of the route, served by its target"
+
+
 async def test_a_fallback_with_a_smaller_window_is_skipped() -> None:
     small = replica("a/0@h", max_model_len=512)
     world = World(FakeReply(b'{"count": 1000}'), FakeReply(plain_answer()), fleet=[small, B])

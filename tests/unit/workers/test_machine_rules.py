@@ -87,6 +87,15 @@ def test_metrics_whose_key_is_unset_keep_the_gateway_from_starting():
     assert found(sections) == []
 
 
+def test_what_a_pool_of_others_does_not_get_stops_the_gateway_and_no_worker():
+    pools = {"cloud": {"urls": ["https://h"], "key_env": "K"}}
+    finding = the_one(
+        found(pools=pools, outside=(("pools.cloud.key_env", Trouble("unset", "set it")),)), "pools.cloud.key_env"
+    )
+    assert (finding.severity, finding.part) == (Severity.ERROR, Part.GATEWAY)
+    assert (finding.fact, finding.way_out) == ("unset", "set it")
+
+
 def test_two_names_for_one_key():
     sections = {"keys": {"k": {"sha256": A_KEY}, "l": {"key_env": "L"}}}
     finding = the_one(found(sections, key_digests={"k": A_KEY, "l": A_KEY}), "keys.l")

@@ -74,9 +74,12 @@ def test_the_command_is_the_pools_own_vllm_else_the_common_one(tmp_path):
     assert one(tmp_path, {"model": "org/m"}).vllm == "vllm"
 
 
-def test_variables_that_hold_callers_keys_are_hidden(tmp_path):
+def test_variables_that_hold_keys_of_callers_or_of_other_servers_are_hidden(tmp_path):
     assert one(tmp_path, {"model": "org/m"}, keys={"a": {"key_env": "ALICE_KEY"}}).hidden_env == {"ALICE_KEY"}
     assert one(tmp_path, {"model": "org/m"}, metrics={"key_env": "SCRAPE_KEY"}).hidden_env == {"SCRAPE_KEY"}
+    pools = {"chat": {"model": "org/m"}, "cloud": {"urls": ["https://h"], "key_env": "CLOUD_KEY"}}
+    (spec,) = specs_of(loaded(tmp_path, pools), "here", 0)
+    assert spec.hidden_env == {"CLOUD_KEY"}
 
 
 def test_options_keep_the_configs_names_and_values(tmp_path):

@@ -103,6 +103,11 @@ def test_the_documented_default_is_the_schemas(title, key, default, example):
 
 @pytest.mark.parametrize(("title", "key", "default", "example"), rows(), ids=lambda text: text[:24])
 def test_the_documented_example_is_a_sound_value_and_not_the_default(title, key, default, example):
+    pool: dict[str, Any] = {"model": "org/name"}
+    if title == "[pools.NAME]" and key in ("model", "urls"):
+        pool = {}
+    elif title == "[pools.NAME]" and key in schema.ELSEWHERE_KEYS:
+        pool = {"urls": ["https://llm.example.com"]}
     data: dict[str, Any] = {
         "gateway": {"timeouts": {}, "retry": {}},
         "redis": {},
@@ -111,7 +116,7 @@ def test_the_documented_example_is_a_sound_value_and_not_the_default(title, key,
         "users": {"alice": {"limits": {}}},
         "keys": {"k": {} if title == "[keys.NAME]" and key in ("key_env", "sha256") else {"key_env": "K"}},
         "workers": {},
-        "pools": {"a": {} if key in ("model", "urls") else {"model": "org/name"}, "b": {"model": "org/other"}},
+        "pools": {"a": pool, "b": {"model": "org/other"}},
         "routes": {"chat": {"targets": [{"pool": "a"}]}},
     }
     if title == "replicas of a pool":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes.config_lines import HASH, faults, loads, pool, route, sound
 
+from gateway.config.rules import replica_url
+
 
 def key(**keys):
     return sound(keys={"k": {"sha256": HASH, **keys}})
@@ -112,3 +114,31 @@ def test_every_fault_is_told_not_only_the_first():
 )
 def test_what_is_sound_is_let_through(document):
     loads(document)
+
+
+def test_one_url_in_two_pools_has_one_authority():
+    def pools(x, y):
+        return sound(pools={"a": {"model": "org/m"}, "x": x, "y": y})
+
+    first = {"urls": ["https://h", "https://g/v1"], "tls_ca": "ca.pem"}
+    assert loads(pools(first, {"urls": ["https://g/"], "tls_ca": "ca.pem"}))
+    assert loads(pools(first, {"urls": ["https://other"]}))
+    assert faults(pools(first, {"urls": ["https://other", "https://g/"]})) == [
+        "pools.y.urls[1]: is pools.x.urls[1] too, with another tls_ca; give both pools the same"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://h:1/", "http://h:1"),
+        ("https://llm.example.com/v1", "https://llm.example.com"),
+        ("https://llm.example.com/v1/", "https://llm.example.com"),
+        ("https://h/openai/v1", "https://h/openai"),
+        ("https://h/v10", "https://h/v10"),
+        ("https://h/v1/models", "https://h/v1/models"),
+        ("unix:/run/s.sock", "unix:/run/s.sock"),
+    ],
+)
+def test_a_v1_at_the_end_of_a_url_is_not_doubled(url, base):
+    assert replica_url(url) == base

@@ -88,13 +88,57 @@ from pydantic import ValidationError
             "pools.a: dtype, env is only for pools with model; remove it, or give model, not urls",
         ),
         # addresses
+        *(
+            (
+                pool(urls=["http://fine", url]),
+                "pools.a.urls: is no address of a server; write http://host:port, https://host or unix:/path/of.sock, "
+                "a path may follow",
+            )
+            for url in ("http://", "ftp://h", "h:8000", "", "https:///v1", "http://h:0", "unix:relative", "//h")
+        ),
+        *(
+            (
+                pool(urls=[url]),
+                "pools.a.urls: cannot be read; write https://host:port, brackets around IPv6",
+            )
+            for url in ("http://h:99999", "http://h:x", "http://[::1")
+        ),
+        *(
+            (
+                pool(urls=[url]),
+                "pools.a.urls: has a user or a password in it; remove them, and give the key with key_env",
+            )
+            for url in ("https://u:p@h", "http://u@h", "http://@h")
+        ),
+        *(
+            (
+                pool(urls=[url]),
+                "pools.a.urls: has a query string or a fragment, which no request would carry; remove it",
+            )
+            for url in ("https://h/v1?key=x", "https://h#x", "https://h?")
+        ),
+        *(
+            (pool(urls=[url]), "pools.a.urls: has characters that no url has; write them percent-encoded")
+            for url in ("http://h/ü", "http://h/a b", "http://h /x", "http://h\x7f")
+        ),
+        (pool(urls=["unix:/"]), "pools.a.urls: names no socket; write unix:/path/of.sock"),
+        # servers of others
+        (pool(urls=["http://x"], engine="tgi"), "pools.a.engine: must be 'vllm' or 'openai'"),
         (
-            pool(urls=["https://x"]),
-            "pools.a.urls: is not http://host:port (TLS is not supported); write each url like that",
+            pool(urls=["http://x"], key_env="sk-x y"),
+            "pools.a.key_env: does not have the right form; it must match ^[A-Za-z_][A-Za-z0-9_]*$",
         ),
         (
-            pool(urls=["http://"]),
-            "pools.a.urls: is not http://host:port (TLS is not supported); write each url like that",
+            pool(urls=["http://x"], engine="openai", scheduling_policy="priority"),
+            'pools.a: scheduling_policy is only for engine = "vllm"; remove it',
+        ),
+        (
+            pool(urls=["http://x"], tls_ca="ca.pem"),
+            "pools.a: tls_ca is only for urls that begin with https://; remove it, or write the urls so",
+        ),
+        (
+            pool(model="m", engine="vllm", key_env="K", tls_ca="ca.pem"),
+            "pools.a: engine, key_env, tls_ca is only for pools with urls; remove it, or give urls, not model",
         ),
         (
             sound(redis={"url": "http://x"}),
@@ -136,3 +180,11 @@ def test_a_pool_with_urls_says_what_its_servers_run_with():
 
 def test_a_file_without_classes_has_one():
     assert set(loads(sound()).config.classes) == {"default"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://h", "http://h:1/", "https://h", "https://[::1]:8443/a/b/v1/", "unix:/run/s.sock", "unix:///run/s.sock"],
+)
+def test_an_address_of_a_server_is_taken(url):
+    assert loads(pool(urls=[url])).config.pools["a"].urls == [url]
