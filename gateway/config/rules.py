@@ -133,4 +133,4 @@ def _authorities(config: Config) -> Iterator[str]:
 
 def replica_url(url: str) -> str:
     """A url of the config as requests use it: their path begins with /v1, so one at its end is not doubled."""
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+    return url if url.startswith("unix:") else url.rstrip("/").removesuffix("/v1").rstrip("/")

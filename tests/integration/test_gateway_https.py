@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ def event(**delta: Any) -> bytes:
 
 @dataclass
 class Cloud:
-    """What the server in the cloud does next; it answers a request until told otherwise."""
+    """A server that answers every request; a stream stops after its first event while `hangs`."""
 
     upstream: ScriptedUpstream
-    hangs: list[bool] = field(default_factory=list)
+    hangs: bool = False
 
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(self.upstream.requests[-1].body)
@@ -121,7 +121,7 @@ async def test_neither_key_is_shown_anywhere(gateway: Gateway, cloud: Cloud) -> 
 
 
 async def test_caller_that_hangs_up_ends_the_clouds_work(gateway: Gateway, cloud: Cloud) -> None:
-    cloud.hangs.append(True)
+    cloud.hangs = True
     host, port = gateway.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"model": "chat", "messages": MESSAGES, "stream": True}).encode()

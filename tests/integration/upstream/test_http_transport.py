@@ -195,7 +195,7 @@ async def test_slow_taker_pauses_the_engine_and_goes_on_after_resume(https: Pair
 
     async with https.upstream(flood) as upstream:
         # a gap deadline that would pass if a taker without room counted as silence of the engine
-        reply = await https.transport.send(upstream.url, POST, Deadlines(LONG, LONG, 0.3, LONG))
+        reply = await https.transport.send(upstream.url, POST, Deadlines(LONG, LONG, 1.0, LONG))
         taker = Taker(room=1)
         relaying = asyncio.create_task(reply.relay(taker))
         await eventually(lambda: taker.calls == 1)
@@ -204,7 +204,7 @@ async def test_slow_taker_pauses_the_engine_and_goes_on_after_resume(https: Pair
             sent = peers[0].sent_bytes
             await asyncio.sleep(0.2)
         assert sent < size
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.2)
         assert taker.calls == 1 and not relaying.done()
         before = len(taker.data)
         taker.room = before + 1

@@ -138,6 +138,7 @@ def test_one_url_in_two_pools_has_one_authority():
         ("https://h/v10", "https://h/v10"),
         ("https://h/v1/models", "https://h/v1/models"),
         ("unix:/run/s.sock", "unix:/run/s.sock"),
+        ("unix:/run/v1", "unix:/run/v1"),
     ],
 )
 def test_a_v1_at_the_end_of_a_url_is_not_doubled(url, base):
