@@ -1,4 +1,4 @@
-"""The reply of one exchange over httpx: its buffer, its deadlines, its taker. Filled by a task of `http.py`."""
+"""The reply of one exchange over httpx: its buffer, its deadlines, its taker. Filled by `http_line.py`."""
 
 from __future__ import annotations
 
