@@ -347,5 +347,6 @@ def process_count(config: Config) -> int:
 
 def key_variables(config: Config) -> frozenset[str]:
     """The environment variables that hold a key in clear."""
-    named = [section.key_env for section in (*config.keys.values(), *config.pools.values(), config.metrics)]
+    named = [key.key_env for key in config.keys.values()] + [pool.key_env for pool in config.pools.values()]
+    named.append(config.metrics.key_env)
     return frozenset(name for name in named if name is not None)
