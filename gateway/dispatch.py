@@ -115,8 +115,9 @@ class Dispatcher:
         return any(window is None or window > largest for window in absent)
 
     async def _admit(self, request: InferenceRequest, route: Route, fit: Fit, caller: Caller) -> Ticket:
+        ask = (request.principal, route.name, route.limits, fit.reserve_tokens)
         try:
-            ticket = await self._gate.admit(request.principal, route.name, route.limits, fit.reserve_tokens)
+            ticket = self._gate.try_admit(*ask) or await self._gate.admit(*ask)
         except LimitExceeded as exc:
             caller.rate = exc.rate
             raise

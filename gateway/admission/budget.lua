@@ -1,147 +1,222 @@
--- Every decision about budgets, each as one step over all limits of a request. Called by budget.py through EVALSHA.
+-- One exchange of a gateway process with the shared budgets, as one step: what it gives back, which slots it holds,
+-- what it asks for. Called by exchange.py through EVALSHA.
 --
--- A window (requests or tokens per minute) is a hash of one-second buckets: field = Redis second, value = amount.
--- A bucket counts until its last possible event is 60 s old, so in no 60 s is more admitted than the limit.
--- Slots in flight are a sorted set: lease id, scored with its end in ms. Nobody renews a dead process's leases.
+-- A window (requests or tokens per minute) is a hash: field "<Redis second>" = amount charged in that second, field
+-- "p<Redis second>" = how much of it was taken ahead of need. Units may be spent until 1 s after they were taken, and
+-- a bucket counts until its last possible spending is 60 s old: in no 60 s is more admitted than the limit.
+-- Slots in flight are a hash: field "<process>" = "<slots held>:<end in ms>". Nobody renews a dead process's slots.
 -- All keys carry the hash tag {poolgate}; all have a TTL. Redis >= 6.2 (effects replication: TIME before writes).
+--
+-- KEYS: the set of gateway processes, this process's mark, then any limits' keys.
+-- ARGV[1]: JSON, all `key` being positions in KEYS:
+--   process, number (rises with each exchange), alive_ms, slots_ms, processes (at least so many are assumed),
+--   gives: [{first (number of the first exchange that carried it), entries: [[key, second, delta, taken-ahead delta]]}]
+--   slots: [[key, held]], in place of what Redis knew
+--   takes: [{asks: [tokens per waiting request], ahead (requests wanted beyond those), unit (tokens of each of them),
+--            slots (wanted beyond those of the asks), limits: [[key, kind, limit]]}]
+-- Reply: last number executed before, processes alive, now in ms, then per take:
+--   {per ask 1 or 0, requests ahead, slots ahead, slots that may stay idle, 1 if little is left, per limit readings}
+--   readings: {used (with all of this take), taken ahead by anybody, newest second, second, amount, second, amount …};
+--   the buckets only when an ask was refused. An exchange that is executed after a later one does nothing; its reply has no takes.
 
 local WINDOW_S = 60
-local TTL_S = WINDOW_S + 2
-local SLOT_WAIT_MS = 1000  -- nobody knows when a slot comes free: ask again in a second
+local KEEP_S = WINDOW_S + 1  -- a bucket counts for so many seconds after its own
+local AHEAD_S = 2            -- what was taken ahead so long ago is spent or given back
+local TTL_S = KEEP_S + 2
+local PART = 4               -- at most 1/PART of what is left may lie idle with all processes together
 
 local clock = redis.call('TIME')
 local second = tonumber(clock[1])
 local now_ms = second * 1000 + math.floor(tonumber(clock[2]) / 1000)
+local ask = cjson.decode(ARGV[1])
 
 local function integer(number)
   return string.format('%.0f', number)  -- tostring() would write 1e+15
 end
 
--- {second, amount} of the buckets that still count, in no order; and their sum. Forgets the others, also those
--- that a clock which was set back has left in the future.
+-- 1. Too late?
+local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+if last >= ask.number then return {last, 0, now_ms} end
+redis.call('SET', KEYS[2], integer(ask.number), 'EX', TTL_S)
+
+-- 2. Who is alive
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', integer(now_ms))
+redis.call('ZADD', KEYS[1], integer(now_ms + ask.alive_ms), ask.process)
+redis.call('PEXPIRE', KEYS[1], integer(ask.alive_ms + 1000))
+local alive = redis.call('ZCARD', KEYS[1])
+local sharing = math.max(alive, ask.processes)
+
+-- What this script has read and changed, by key.
+local windows, slots = {}, {}
+
+-- Forgets the buckets that count no more, also those that a clock which was set back has left in the future.
 local function window(key)
+  local known = windows[key]
+  if known then return known end
+  known = {buckets = {}, used = 0, ahead = 0}
   local flat = redis.call('HGETALL', key)
-  local buckets, used = {}, 0
   for i = 1, #flat, 2 do
-    local bucket, amount = tonumber(flat[i]), tonumber(flat[i + 1])
-    if bucket < second - WINDOW_S or bucket > second + WINDOW_S then
-      redis.call('HDEL', key, flat[i])
-    elseif amount > 0 then
-      buckets[#buckets + 1] = {bucket, amount}
-      used = used + amount
-    end
-  end
-  return buckets, used
-end
-
-local function leaves_ms(bucket)
-  return (bucket + WINDOW_S + 1) * 1000 - now_ms
-end
-
--- ms until `excess` has left the window
-local function wait_ms(buckets, excess)
-  table.sort(buckets, function(a, b) return a[1] < b[1] end)
-  for _, bucket in ipairs(buckets) do
-    excess = excess - bucket[2]
-    if excess <= 0 then return leaves_ms(bucket[1]) end
-  end
-  return 0
-end
-
-local function reset_ms(buckets)
-  local newest = 0
-  for _, bucket in ipairs(buckets) do newest = math.max(newest, leaves_ms(bucket[1])) end
-  return newest
-end
-
-local function charge(key, bucket, amount)
-  redis.call('HINCRBY', key, integer(bucket), integer(amount))
-  redis.call('EXPIRE', key, TTL_S)
-end
-
-local function hold(key, lease, lease_ms)
-  redis.call('ZADD', key, integer(now_ms + lease_ms), lease)
-  redis.call('PEXPIRE', key, integer(lease_ms + 1000))
-end
-
--- KEYS: one per limit. ARGV: reserve, tokens, lease id, lease ms, then per limit: kind, limit.
--- Reply: admitted (1, 0), second, then per limit: used (after the charge), ms to wait (-1: never passes), ms to reset.
-local function reserve()
-  local tokens, lease, lease_ms = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-  local admitted, reply, asks = 1, {}, {}
-  for i, key in ipairs(KEYS) do
-    local kind, limit = ARGV[3 + 2 * i], tonumber(ARGV[4 + 2 * i])
-    local ask, used, wait, reset = 1, 0, 0, 0
-    if kind == 'in_flight' then
-      redis.call('ZREMRANGEBYSCORE', key, '-inf', integer(now_ms))
-      used = redis.call('ZCARD', key)
-      if used + 1 > limit then wait = SLOT_WAIT_MS end
+    local field, amount = flat[i], tonumber(flat[i + 1])
+    local is_ahead = string.sub(field, 1, 1) == 'p'
+    local bucket = tonumber(is_ahead and string.sub(field, 2) or field)
+    if bucket < second - (is_ahead and AHEAD_S or KEEP_S) or bucket > second + WINDOW_S or amount <= 0 then
+      redis.call('HDEL', key, field)
+    elseif is_ahead then
+      known.ahead = known.ahead + amount
     else
-      if kind == 'tokens_per_min' then ask = tokens end
-      local buckets
-      buckets, used = window(key)
-      reset = reset_ms(buckets)
-      if ask > limit then
-        wait = -1
-      elseif used + ask > limit then
-        wait = wait_ms(buckets, used + ask - limit)
+      known.buckets[bucket] = amount
+      known.used = known.used + amount
+    end
+  end
+  windows[key] = known
+  return known
+end
+
+local function charge(key, bucket, amount, ahead)
+  local at = window(key)
+  local charged = at.buckets[bucket] or 0
+  amount = math.max(amount, -charged)
+  if amount ~= 0 then
+    redis.call('HINCRBY', key, integer(bucket), integer(amount))
+    at.buckets[bucket] = charged + amount
+    at.used = at.used + amount
+    at.is_touched = true
+  end
+  if ahead ~= 0 and bucket >= second - AHEAD_S then
+    if tonumber(redis.call('HINCRBY', key, 'p' .. integer(bucket), integer(ahead))) <= 0 then
+      redis.call('HDEL', key, 'p' .. integer(bucket))
+    end
+    at.ahead = math.max(0, at.ahead + ahead)
+    at.is_touched = true
+  end
+end
+
+-- {held by all, held by this process}
+local function slots_of(key)
+  local known = slots[key]
+  if known then return known end
+  known = {all = 0, mine = 0}
+  local flat = redis.call('HGETALL', key)
+  for i = 1, #flat, 2 do
+    local held, ends_ms = string.match(flat[i + 1], '^(%d+):(%d+)$')
+    if tonumber(ends_ms) <= now_ms then
+      redis.call('HDEL', key, flat[i])
+    else
+      known.all = known.all + tonumber(held)
+      if flat[i] == ask.process then known.mine = tonumber(held) end
+    end
+  end
+  slots[key] = known
+  return known
+end
+
+local function hold(key, held)
+  local at = slots_of(key)
+  at.all, at.mine, at.is_touched = at.all + held - at.mine, held, true
+end
+
+-- 3. What comes back. A bucket that has left its window is no longer counted: nothing to correct.
+for _, give in ipairs(ask.gives) do
+  if last < give.first then
+    for _, entry in ipairs(give.entries) do
+      local key, bucket, delta, ahead = KEYS[entry[1]], entry[2], entry[3], entry[4]
+      if bucket >= second - KEEP_S and bucket <= second + WINDOW_S and (delta > 0 or window(key).buckets[bucket]) then
+        charge(key, bucket, delta, ahead)
       end
     end
-    if wait ~= 0 then admitted = 0 end
-    asks[i] = ask
-    reply[i] = {used, wait, reset}
   end
-  local flat = {admitted, second}
-  for i, key in ipairs(KEYS) do
-    local used, wait, reset = reply[i][1], reply[i][2], reply[i][3]
-    if admitted == 1 then
-      used = used + asks[i]
-      if ARGV[3 + 2 * i] == 'in_flight' then
-        hold(key, lease, lease_ms)
-      elseif asks[i] > 0 then
-        charge(key, second, asks[i])
-        reset = leaves_ms(second)
+end
+for _, entry in ipairs(ask.slots) do hold(KEYS[entry[1]], entry[2]) end
+
+local function used_of(limit)
+  if limit[2] == 'in_flight' then return slots_of(KEYS[limit[1]]).all end
+  return window(KEYS[limit[1]]).used
+end
+
+-- How much of a limit may lie idle with the asking process, `mine` of it lying there already.
+local function idle_share(limit, free)
+  if sharing == 1 then return limit[2] == 'in_flight' and limit[3] or math.floor(free / 2) end
+  local share = math.floor(free / (PART * sharing))
+  if limit[2] == 'in_flight' then return share end
+  local ahead = window(KEYS[limit[1]]).ahead
+  return math.max(0, math.min(share, math.floor((free + ahead) / PART) - ahead))
+end
+
+-- 4. What is asked for: each waiting request that still fits passes through all of its limits, or through none.
+local function take(wish)
+  local verdicts, count, tokens, all_pass = {}, 0, 0, true
+  local used, needs = {}, {in_flight = 1, requests_per_min = 1}
+  for i, limit in ipairs(wish.limits) do used[i] = used_of(limit) end
+  for a, asked in ipairs(wish.asks) do
+    needs.tokens_per_min = asked
+    local passes = true
+    for i, limit in ipairs(wish.limits) do passes = passes and used[i] + needs[limit[2]] <= limit[3] end
+    if passes then
+      count, tokens = count + 1, tokens + asked
+      for i, limit in ipairs(wish.limits) do used[i] = used[i] + needs[limit[2]] end
+    end
+    all_pass = all_pass and passes
+    verdicts[a] = passes and 1 or 0
+  end
+
+  local ahead, idle, is_scarce = wish.ahead, nil, 0
+  for i, limit in ipairs(wish.limits) do
+    local share = idle_share(limit, math.max(0, limit[3] - used[i]))
+    if limit[2] == 'in_flight' then
+      idle = math.min(idle or share, share)
+      if share < 1 then ahead, is_scarce = 0, 1 end
+    else
+      share = limit[2] == 'tokens_per_min' and math.floor(share / wish.unit) or share
+      if share < 1 then is_scarce = 1 end
+      ahead = math.min(ahead, share)
+    end
+  end
+  if not idle or is_scarce == 1 or not all_pass then idle = 0 end
+  if not all_pass then ahead = 0 end
+  local slots_ahead = math.min(wish.slots, idle)
+
+  local readings = {}
+  for i, limit in ipairs(wish.limits) do
+    local key = KEYS[limit[1]]
+    if limit[2] == 'in_flight' then
+      if count + slots_ahead > 0 then hold(key, slots_of(key).mine + count + slots_ahead) end
+      readings[i] = {slots_of(key).all, 0, 0}
+    else
+      local is_tokens = limit[2] == 'tokens_per_min'
+      local extra = ahead * (is_tokens and wish.unit or 1)
+      charge(key, second, (is_tokens and tokens or count) + extra, extra)
+      local at = window(key)
+      local reading = {at.used, at.ahead, 0}
+      for bucket, amount in pairs(at.buckets) do
+        if amount > 0 then
+          reading[3] = math.max(reading[3], bucket)
+          if not all_pass then
+            reading[#reading + 1] = bucket
+            reading[#reading + 1] = amount
+          end
+        end
       end
-    end
-    flat[#flat + 1] = used
-    flat[#flat + 1] = wait
-    flat[#flat + 1] = reset
-  end
-  return flat
-end
-
--- KEYS: marker of this lease, then the in-flight keys, then the token keys.
--- ARGV: settle, lease id, bucket (the second of the charge), delta (used - reserved), number of in-flight keys.
--- Safe to send again: a slot is given back once, and the marker lets the tokens be corrected once.
-local function settle()
-  local lease, bucket, delta, slots = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-  for i = 2, 1 + slots do redis.call('ZREM', KEYS[i], lease) end
-  if delta == 0 or bucket < second - WINDOW_S then return 0 end  -- what has left its window is no longer counted
-  if not redis.call('SET', KEYS[1], '1', 'NX', 'EX', TTL_S) then return 0 end
-  for i = 2 + slots, #KEYS do
-    local key = KEYS[i]
-    local charged = tonumber(redis.call('HGET', key, integer(bucket)) or '0')
-    if delta > 0 then
-      charge(key, bucket, delta)
-    elseif charged > 0 then
-      charge(key, bucket, math.max(delta, -charged))
+      readings[i] = reading
     end
   end
-  return 1
+  return {verdicts, ahead, slots_ahead, idle, is_scarce, readings}
 end
 
--- KEYS: one in-flight key. ARGV: renew, lease ms, lease ids. A lease that lapsed (Redis was away) is taken again.
-local function renew()
-  for i = 3, #ARGV do hold(KEYS[1], ARGV[i], tonumber(ARGV[2])) end
-  return #ARGV - 2
-end
+local reply = {last, alive, now_ms}
+for _, wish in ipairs(ask.takes) do reply[#reply + 1] = take(wish) end
 
--- KEYS: the set of gateway processes. ARGV: beat, process id, ms that it counts as alive. Reply: how many are alive.
-local function beat()
-  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', integer(now_ms))
-  hold(KEYS[1], ARGV[2], tonumber(ARGV[3]))
-  return redis.call('ZCARD', KEYS[1])
+-- 5. What was changed lives on; slots that are held are written once.
+for key, at in pairs(windows) do
+  if at.is_touched then redis.call('EXPIRE', key, TTL_S) end
 end
-
-local operations = {reserve = reserve, settle = settle, renew = renew, beat = beat}
-return operations[ARGV[1]]()
+for key, at in pairs(slots) do
+  if at.is_touched then
+    if at.mine > 0 then
+      redis.call('HSET', key, ask.process, integer(at.mine) .. ':' .. integer(now_ms + ask.slots_ms))
+      redis.call('PEXPIRE', key, integer(ask.slots_ms + 1000))
+    else
+      redis.call('HDEL', key, ask.process)
+    end
+  end
+end
+return reply

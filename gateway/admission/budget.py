@@ -1,62 +1,39 @@
-"""Reserves and settles budgets in Redis, one script call per decision; gate.py calls it, app.py starts and closes it.
+"""Keeps this process's accounts filled from Redis and tells Redis what comes back; gate.py asks it, app.py starts it.
 
-While Redis is away `redis.on_outage` decides: `share` (this process goes on alone with the limit divided by the
-gateway processes last seen alive), `open` (no limits) or `closed` (StoreUnavailable).
+One exchange (budget.lua) is on its way at a time and carries everything that gathered meanwhile. While Redis is away
+`redis.on_outage` decides: `share` (this process goes on alone with the limit divided by the gateway processes last seen
+alive), `open` (no limits) or `closed` (StoreUnavailable).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Literal
+from weakref import WeakValueDictionary
 
-from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
-
-from gateway.admission.limits import Kind, Limit, Reading, Scope, limits_of, rate_state, refusal
-from gateway.admission.link import PATIENT_S, PROBE_S, RedisLink
-from gateway.admission.local import LocalBudget
+from gateway.admission.account import FOREVER, MAX_TOKENS, UNLIMITED, Account, Lease, Ticket, Waiter
+from gateway.admission.exchange import GATEWAYS_KEY, Answer, Exchange, Grant, Script, Wish, wish_of
+from gateway.admission.holdings import Holdings
+from gateway.admission.limits import SPAN_S, Kind, Limit, Reading, Scope, limits_of, rate_state, refusal
+from gateway.admission.link import PATIENT_S, PROBE_S, RedisLink, unavailable
+from gateway.admission.local import Ledgers
 from gateway.config.tasks import end_task
-from gateway.domain.errors import StoreUnavailable
-from gateway.domain.request import NO_RATE, RateState
+from gateway.domain.errors import GatewayError, StoreUnavailable
+from gateway.domain.outcome import Ending, Outcome
+from gateway.domain.request import NO_RATE
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-LEASE_S = 30.0  # a slot whose process died comes free after this
 RENEW_S = 10.0
-GATEWAYS_KEY = "poolgate:gateways"
-MAX_TOKENS = 10**15  # a larger ask is more than any limit; doubles count exactly up to here
-MAX_OWED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """What one request holds. `bucket_s` is the Redis second of its charge; None: decided without Redis."""
-
-    lease_id: str
-    limits: tuple[Limit, ...]
-    tokens: int
-    bucket_s: int | None
-    charged_s: float  # on this process's clock
-    rate: RateState
-
-
-NOTHING = Reservation("", (), 0, None, 0.0, NO_RATE)  # of a request that no limit applies to: never asks Redis
-
-
-@dataclass(frozen=True, slots=True)
-class _GiveBack:
-    keys: tuple[str, ...]
-    args: tuple[str | int, ...]
-    since_s: float
+TICK_S = 0.25  # idle leases and slots are looked after, and what is owed is sent, so often
+AGAIN_S = 0.025  # what another process gives back as its request ends may still be on its way: ask once more
+MAX_WISHES = 64  # accounts in one exchange
+NOTHING_USED = Outcome(Ending.CLIENT_GONE, 499, None)
 
 
 class Budget:
@@ -70,215 +47,325 @@ class Budget:
         expected_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`expected_processes`: how many gateways to assume until Redis told how many are alive."""
+        """`expected_processes`: how many gateways to assume until Redis told how many are alive; never fewer share."""
         self._link = link
         self._on_outage = on_outage
         self._clock = clock
-        self._process_id = uuid.uuid4().hex
-        self._text = files("gateway.admission").joinpath("budget.lua").read_text()
-        self._sha = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
-        self._local = LocalBudget()
-        self._held: dict[str, Reservation] = {}
-        self._owed: dict[str, _GiveBack] = {}  # give-backs that Redis has not confirmed, by lease id
-        self._owes = asyncio.Event()
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._script = Script(link)
+        self._ledgers = Ledgers()
+        self._accounts: WeakValueDictionary[tuple[Limit, ...], Account] = WeakValueDictionary()
+        self._unlimited = Account((), (), self, clock)
+        self._unlimited.lease = Lease(None, 0.0, FOREVER, UNLIMITED, UNLIMITED, NO_RATE)
+        self._holdings = Holdings()
+        self._asking: dict[Account, None] = {}
+        self._later: list[tuple[Account, Waiter]] = []  # asked once, to be asked again in AGAIN_S
+        self._number = 0
+        self._lock = asyncio.Lock()  # of the exchange on its way
+        self._pump: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self.processes = max(1, expected_processes)  # gateways alive, as last heard
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._ticks = 0
+        self._expected = max(1, expected_processes)
+        self.process_id = uuid.uuid4().hex
+        self.processes = self._expected  # gateways alive, as last heard
 
     # --- one request --------------------------------------------------------------------------------------------------
 
-    async def reserve(self, scopes: Sequence[Scope], tokens: int) -> Reservation:
-        """All limits of `scopes` charged with one request of `tokens`, or none of them.
-
-        Raises LimitExceeded, or StoreUnavailable under `closed`. A caller cancelled meanwhile owes nothing: what was
-        reserved for it is given back. The caller settles the reservation exactly once.
-        """
+    def account(self, scopes: Sequence[Scope]) -> Account:
+        """The account of these limits, the same one as long as anybody refers to it."""
         limits = limits_of(scopes)
         if not limits:
-            return NOTHING
-        decision = self._spawn(self._decide(limits, min(max(0, tokens), MAX_TOKENS)))
+            return self._unlimited
+        account = self._accounts.get(limits)
+        if account is None:
+            account = self._accounts[limits] = Account(limits, self._ledgers.of(limits), self, self._clock)
+        return account
+
+    async def admit(self, account: Account, tokens: int) -> Ticket:
+        """One request of `tokens` charged to all of the account's limits, or to none.
+
+        Raises LimitExceeded, or StoreUnavailable under `closed`. A caller cancelled meanwhile owes nothing. The caller
+        settles the ticket exactly once.
+        """
+        tokens = min(max(0, tokens), MAX_TOKENS)
+        ticket = account.admit(tokens)
+        if ticket is not None:
+            return ticket
+        if self._is_closed or (self._link.is_away and self._pump is not None):  # it asks whether Redis is back
+            self._link.refused_calls += 1
+            return self._without_redis(account, tokens)
+        waiter = Waiter(asyncio.get_running_loop().create_future(), tokens)
+        self._ask(account, waiter)
         try:
-            return await asyncio.shield(decision)
+            return await waiter.future
         except asyncio.CancelledError:
-            self._spawn(self._undo(decision))
+            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                waiter.future.result().settle(NOTHING_USED)
             raise
 
-    async def settle(self, reservation: Reservation, used_tokens: int) -> None:
-        """Real tokens replace the reserved ones in the second of their charge; the slot comes free. Never raises.
+    def _ask(self, account: Account, waiter: Waiter) -> None:
+        account.waiters.append(waiter)
+        self._asking[account] = None
+        self._kick()
 
-        A second call for the same reservation does nothing. Cancelling the caller does not stop the give-back. What
-        Redis does not confirm is sent again for a minute; after that it has lapsed by itself.
-        """
-        if self._held.pop(reservation.lease_id, None) is None:
-            return
-        delta = min(max(0, used_tokens), MAX_TOKENS) - reservation.tokens
-        self._local.settle(reservation.limits, reservation.charged_s, delta)
-        slots = _slots(reservation.limits)
-        tokens = tuple(limit.key for limit in reservation.limits if limit.kind is Kind.TOKENS)
-        if reservation.bucket_s is None or delta == 0:
-            tokens = ()
-        if not slots and not tokens:
-            return
-        lease = reservation.lease_id
-        give_back = _GiveBack(
-            (_marker(lease), *slots, *tokens),
-            ("settle", lease, reservation.bucket_s or 0, delta if tokens else 0, len(slots)),
-            self._clock(),
-        )
-        await asyncio.shield(self._spawn(self._give_back(lease, give_back)))
-
-    def settle_soon(self, reservation: Reservation, used_tokens: int) -> None:
-        """As `settle`, without waiting."""
-        self._spawn(self.settle(reservation, used_tokens))
-
-    async def _decide(self, limits: tuple[Limit, ...], tokens: int) -> Reservation:
-        lease = uuid.uuid4().hex
-        args: list[str | int] = ["reserve", tokens, lease, int(LEASE_S * 1000)]
-        for limit in limits:
-            args += (limit.kind.value, limit.value)
-        bucket_s: int | None
-        try:
-            reply = await self._script([limit.key for limit in limits], args)
-        except StoreUnavailable:
-            if self._on_outage == "closed":
-                raise
-            if self._on_outage == "open":
-                return NOTHING
-            now_s = self._clock()
-            readings = self._local.read(limits, tokens, self.processes, now_s)
-            bucket_s = None
-        else:
-            now_s = self._clock()
-            readings = readings_of(limits, reply)
-            bucket_s = reply[1]
+    def _without_redis(self, account: Account, tokens: int) -> Ticket:
+        """Raises LimitExceeded by this process's share, or StoreUnavailable."""
+        if self._on_outage == "closed":
+            raise unavailable()
+        if self._on_outage == "open":
+            return self._unlimited.spend(self._unlimited.lease, 0)
+        now_s = self._clock()
+        self._holdings.gather()
+        for other in self._holdings.active:
+            self._holdings.note(other)
+        self._holdings.note(account)
+        readings = self._read(account, tokens, 1, now_s)
         if not all(reading.passes for reading in readings):
             raise refusal(readings, tokens)
-        self._local.charge(limits, tokens, now_s)
-        if bucket_s is None:
-            readings = self._local.read(limits, 0, self.processes, now_s)
-        reservation = Reservation(lease, limits, tokens, bucket_s, now_s, rate_state(readings))
-        self._held[lease] = reservation
-        return reservation
+        for ledger in account.request_ledgers:
+            ledger.window.add(int(now_s), 1)
+        for ledger in account.token_ledgers:
+            ledger.window.add(int(now_s), tokens)
+        self._holdings.hold(account, 1)
+        self._holdings.dirty.update(dict.fromkeys(account.slot_ledgers))
+        self._arm(PROBE_S)
+        lease = Lease(None, now_s, now_s, 1, tokens, rate_state(self._read(account, 0, 0, now_s)))
+        return account.spend(lease, tokens)
 
-    async def _undo(self, decision: asyncio.Task[Reservation]) -> None:
-        """The caller left while `decision` was on its way to Redis."""
-        await asyncio.wait([decision])
-        if not decision.cancelled() and decision.exception() is None:
-            await self.settle(decision.result(), 0)
+    def _read(self, account: Account, tokens: int, requests: int, now_s: float) -> list[Reading]:
+        asks = {Kind.REQUESTS: requests, Kind.TOKENS: tokens, Kind.IN_FLIGHT: requests}
+        return [
+            ledger.read(limit, asks[limit.kind], self.processes, now_s)
+            for limit, ledger in zip(account.limits, account.ledgers, strict=True)
+        ]
 
-    async def _give_back(self, lease: str, give_back: _GiveBack) -> None:
-        try:
-            await self._script(give_back.keys, give_back.args, timeout_s=PATIENT_S)
-        except StoreUnavailable:
-            self._owe(lease, give_back)
+    # --- one exchange -------------------------------------------------------------------------------------------------
 
-    def _owe(self, lease: str, give_back: _GiveBack) -> None:
-        if len(self._owed) < MAX_OWED:
-            self._owed[lease] = give_back
-            self._owes.set()
-
-    async def _script(
-        self, keys: Sequence[str], args: Sequence[str | int], *, timeout_s: float | None = None
-    ) -> list[int]:
-        async def run(redis: Redis) -> Any:
+    async def _exchange(self, timeout_s: float | None = None) -> None:
+        """Raises StoreUnavailable, after everybody who waits has been answered without Redis."""
+        async with self._lock:
+            sent_s = self._clock()
+            wishes = [self._wish(account, sent_s) for account in list(self._asking)[:MAX_WISHES]]
+            slots = self._holdings.slots([wish.account for wish in wishes])
+            self._number += 1
+            gives = self._holdings.gives(self._number, sent_s)
+            exchange = Exchange(self.process_id, self._number, self._expected, gives, slots, wishes)
             try:
-                return await redis.evalsha(self._sha, len(keys), *keys, *cast(Any, args))
-            except NoScriptError:  # Redis was restarted, or its scripts were flushed: EVAL caches it again
-                return await redis.eval(self._text, len(keys), *keys, *cast(Any, args))
+                answer = await self._script.send(exchange, timeout_s)
+            except BaseException:
+                self._holdings.dirty.update(dict.fromkeys(slots))
+                self._fail(wishes)
+                raise
+            self._holdings.confirm(gives)
+            self.processes = answer.processes
+            for wish, grant in zip(wishes, answer.grants, strict=True):
+                self._granted(wish, grant, answer, sent_s)
 
-        return cast(list[int], await self._link.call(run, timeout_s=timeout_s))
+    def _wish(self, account: Account, now_s: float) -> Wish:
+        if account.waiters:  # what it has does not do: all of it goes back in the same step
+            self._holdings.close(account)
+            self._holdings.trim(account, 0)
+        wish = wish_of(account, now_s, SPAN_S + TICK_S)
+        if not account.waiters:
+            self._asking.pop(account, None)
+        return wish
+
+    def _granted(self, wish: Wish, grant: Grant, answer: Answer, sent_s: float) -> None:
+        account, holdings = wish.account, self._holdings
+        holdings.close(account)  # of a lease that was renewed in time, what is left
+        until_s = sent_s + SPAN_S if account.has_windows else FOREVER
+        lease = account.lease = grant.lease(wish, sent_s, until_s, answer.now_ms)
+        if account.slot_ledgers:
+            account.idle = grant.idle
+            holdings.hold(account, sum(grant.verdicts) + grant.slots)
+        for waiter, verdict in zip(wish.waiters, grant.verdicts, strict=True):
+            if waiter.future.done():
+                continue  # it left; what was meant for it is there for others, or goes back
+            if verdict:
+                waiter.future.set_result(account.spend(lease, waiter.tokens))
+            else:
+                self._refuse(account, waiter, grant.refused(account.limits, waiter.tokens, answer.now_ms))
+        while lease.is_open and account.waiters:  # came meanwhile
+            waiters, account.waiters = account.waiters, []
+            ticket = account.admit(waiters[0].tokens)
+            account.waiters = waiters
+            if ticket is None:
+                break
+            first = waiters.pop(0)
+            if first.future.done():
+                ticket.settle(NOTHING_USED)
+            else:
+                first.future.set_result(ticket)
+        if not account.waiters:
+            self._asking.pop(account, None)
+        if not lease.is_open:
+            holdings.close(account)
+        holdings.trim(account, account.idle)
+        if lease.is_open or (account.slot_ledgers and account.idle):
+            holdings.activate(account)
+        self._arm(TICK_S)
+
+    def _refuse(self, account: Account, waiter: Waiter, readings: list[Reading]) -> None:
+        """Not before this process has given back what its other accounts have idle of the limits that are in the way,
+        and others what they have on their way."""
+        blocking = [i for i, reading in enumerate(readings) if not reading.passes]
+        can_wait = all(readings[i].wait_s is not None for i in blocking)
+        if can_wait and waiter.tries == 0:
+            waiter.tries = 1
+            if self._recall(account, blocking):
+                self._ask(account, waiter)
+                return
+        is_shared = max(self.processes, self._expected) > 1
+        if can_wait and waiter.tries == 1 and is_shared and not self._is_closed:
+            waiter.tries = 2
+            if any(account.limits[i].kind is not Kind.REQUESTS for i in blocking):
+                if not self._later:
+                    asyncio.get_running_loop().call_later(AGAIN_S, self._ask_again)
+                self._later.append((account, waiter))
+                return
+        waiter.future.set_exception(refusal(readings, waiter.tokens))
+
+    def _ask_again(self) -> None:
+        later, self._later = self._later, []
+        for account, waiter in later:
+            if self._is_closed and not waiter.future.done():
+                waiter.future.set_exception(unavailable())
+            else:
+                self._ask(account, waiter)
+
+    def _recall(self, account: Account, blocking: list[int]) -> bool:
+        lenders = {other for i in blocking for other in account.ledgers[i].lenders}
+        lenders.discard(account)
+        found = False
+        for other in lenders:
+            found = self._holdings.close(other) or found
+            found = self._holdings.trim(other, 0) or found
+            self._holdings.rest(other)
+        return found
+
+    def _fail(self, wishes: list[Wish]) -> None:
+        """Redis did not answer: nothing is kept idle, and everybody who waits is decided about here."""
+        for account in [*self._holdings.active, *(wish.account for wish in wishes)]:
+            if account.slot_ledgers:
+                account.idle = 0
+                self._holdings.trim(account, 0)
+        waiting = [(wish.account, waiter) for wish in wishes for waiter in wish.waiters]
+        for account in self._asking:
+            waiting += [(account, waiter) for waiter in account.waiters]
+            account.waiters.clear()
+        self._asking.clear()
+        for account, waiter in waiting:
+            if waiter.future.done():
+                continue
+            try:
+                waiter.future.set_result(self._without_redis(account, waiter.tokens))
+            except GatewayError as exc:
+                waiter.future.set_exception(exc)
 
     # --- what goes on beside the requests -----------------------------------------------------------------------------
 
+    def owe(self, account: Account, lease: Lease) -> None:
+        """As `Keeper` says; at once where little is left of a limit."""
+        self._holdings.owe(account, lease)
+        if lease.is_scarce and not self._link.is_away:
+            self._kick()
+        elif self._timer is None:
+            self._arm(TICK_S)
+
+    def release(self, account: Account) -> None:
+        """As `Keeper` says; at once."""
+        if self._holdings.trim(account, account.idle):
+            if self._link.is_away:
+                self._arm(PROBE_S)
+            else:
+                self._kick()
+
+    def _kick(self) -> None:
+        """An exchange begins in the next turn of the loop, with all that gathers until then."""
+        if self._pump is None and not self._is_closed:
+            self._pump = asyncio.create_task(self._run(), name="budget-exchange")
+
+    async def _run(self) -> None:
+        try:
+            while self._asking or self._holdings.is_due():
+                await self._exchange()
+        except StoreUnavailable:
+            self._arm(PROBE_S)  # the link has logged it
+        except Exception:
+            log.exception("a budget exchange failed")
+            self._arm(PROBE_S)
+        finally:
+            self._pump = None
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is None and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        """Leases that end before the next tick are renewed where they are used, else given back; so are idle slots."""
+        self._timer = None
+        self._ticks += 1
+        now_s, holdings, is_away = self._clock(), self._holdings, self._link.is_away
+        for account in list(holdings.active):
+            lease = account.lease
+            if account.has_windows and lease.is_open and lease.until_s - now_s <= TICK_S:
+                if lease.spent and not is_away and now_s < lease.until_s:
+                    self._asking[account] = None
+                else:
+                    holdings.close(account)
+            if account.slot_ledgers:
+                holdings.trim(account, min(account.idle, max(account.peak, account.peak_before) - account.running))
+                if self._ticks % 2:
+                    account.peak_before, account.peak = account.peak, account.running
+            holdings.rest(account)
+        if self._asking or holdings.is_due():
+            self._kick()
+        if holdings.active:
+            self._arm(TICK_S)
+
+    async def renew(self, timeout_s: float | None = None) -> None:
+        """Tell Redis that this process lives and what slots it holds, and all that is owed. Raises StoreUnavailable."""
+        self._holdings.dirty.update(dict.fromkeys(self._holdings.holding))
+        while True:
+            await self._exchange(timeout_s)
+            if not self._holdings.is_due():
+                return
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Give back every lease and slot that is not in use, and send all that is owed. Raises StoreUnavailable."""
+        for account in list(self._holdings.active):
+            self._holdings.close(account)
+            self._holdings.trim(account, 0)
+            self._holdings.rest(account)
+        await self.renew(timeout_s)
+
     def start(self) -> None:
-        """Begin to renew leases and to count as alive; in a running event loop, once."""
-        self._keeper = asyncio.create_task(self._keep(), name="budget-leases")
+        """Begin to renew slots and to count as alive; in a running event loop, once."""
+        self._keeper = asyncio.create_task(self._keep(), name="budget-renewal")
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self.renew()
+            except StoreUnavailable:
+                pass  # the link has logged it; what is owed is sent again by the timer
+            except Exception:
+                log.exception("renewing slots failed; the next try is in %.0f s", RENEW_S)
+            await asyncio.sleep(RENEW_S)
 
     async def aclose(self, deadline_s: float = PATIENT_S) -> None:
-        """End the background task, after at most `deadline_s` for the give-backs that are on their way or owed."""
+        """End the background work, after at most `deadline_s` for what is owed. Nobody may wait for a ticket."""
         if self._keeper is not None:
             await end_task(self._keeper)
             self._keeper = None
         with contextlib.suppress(TimeoutError, StoreUnavailable):
             async with asyncio.timeout(deadline_s):
-                while self._calls:
-                    await asyncio.wait(self._calls)
-                if self._owed:
-                    await self.renew()
-                await self._link.call(lambda redis: redis.zrem(GATEWAYS_KEY, self._process_id))
-        for call in set(self._calls):
-            await end_task(call)
-
-    async def _keep(self) -> None:
-        """Every 10 s, and soon after a give-back failed: renew what is held, repeat what is owed, count as alive."""
-        while True:
-            try:
-                await self.renew()
-            except StoreUnavailable:
-                pass  # the link has logged it
-            except Exception:
-                log.exception("renewing leases failed; the next try is in %.0f s", RENEW_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
-                    await self._owes.wait()
-                await asyncio.sleep(PROBE_S)  # a moment for Redis to come back, and for more to gather
-
-    async def renew(self) -> None:
-        """One round trip for all of it. Raises StoreUnavailable."""
-        self._owes.clear()
-        now_s = self._clock()
-        owed = {lease: owed for lease, owed in self._owed.items() if now_s - owed.since_s < 2 * LEASE_S}
-        self._owed = dict(owed)
-        held = {lease: slots for lease, reservation in self._held.items() if (slots := _slots(reservation.limits))}
-        by_key: dict[str, list[str]] = {}
-        for lease, keys in held.items():
-            for key in keys:
-                by_key.setdefault(key, []).append(lease)
-
-        async def run(redis: Redis) -> list[Any]:
-            pipe = redis.pipeline(transaction=False)
-            pipe.script_load(self._text)
-            for key, leases in by_key.items():
-                pipe.evalsha(self._sha, 1, key, "renew", int(LEASE_S * 1000), *leases)
-            for give_back in owed.values():
-                pipe.evalsha(self._sha, len(give_back.keys), *give_back.keys, *cast(Any, give_back.args))
-            pipe.evalsha(self._sha, 1, GATEWAYS_KEY, "beat", self._process_id, int(LEASE_S * 1000))
-            return await pipe.execute()
-
-        try:
-            replies = await self._link.call(run, timeout_s=PATIENT_S)
-        except StoreUnavailable:
-            if self._owed:
-                self._owes.set()
-            raise
-        self.processes = max(1, int(replies[-1]))
-        for lease in owed:
-            self._owed.pop(lease, None)
-        for lease, keys in held.items():
-            if lease not in self._held and lease not in self._owed:
-                # settled while its renewal was on the way, which may have taken the slot again
-                self._owe(lease, _GiveBack((_marker(lease), *keys), ("settle", lease, 0, 0, len(keys)), now_s))
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that ends by its own deadline; kept until then, whoever stops waiting for it."""
-        task = asyncio.create_task(work)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        return task
-
-
-def _slots(limits: Sequence[Limit]) -> tuple[str, ...]:
-    return tuple(limit.key for limit in limits if limit.kind is Kind.IN_FLIGHT)
-
-
-def _marker(lease: str) -> str:
-    """Where Redis notes that the tokens of a lease have been corrected."""
-    return f"{{poolgate}}:settled:{lease}"
-
-
-def readings_of(limits: Sequence[Limit], reply: Sequence[int]) -> list[Reading]:
-    """`reply` as budget.lua documents it for `reserve`."""
-    return [
-        Reading(limit, limit.value, used, None if wait_ms < 0 else wait_ms / 1000, reset_ms / 1000)
-        for limit, used, wait_ms, reset_ms in zip(limits, reply[2::3], reply[3::3], reply[4::3], strict=True)
-    ]
+                await self.flush(PATIENT_S)
+                await self._link.call(lambda redis: redis.zrem(GATEWAYS_KEY, self.process_id))
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pump is not None:
+            await end_task(self._pump)

@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
-from gateway.admission.budget import Budget, Reservation
+from gateway.admission.account import MAX_TOKENS, Account, Ticket
+from gateway.admission.budget import Budget
 from gateway.admission.limits import Scope
-from gateway.domain.outcome import Outcome
 from gateway.domain.request import Limits, Principal, RateState
 
 __all__ = ["Gate", "RateState", "Ticket"]
 
-
-class Ticket:
-    """Proof of admission. Owned by whoever got it, who settles it exactly once."""
-
-    __slots__ = ("_budget", "_is_settled", "_reservation")
-
-    def __init__(self, budget: Budget, reservation: Reservation) -> None:
-        self._budget = budget
-        self._reservation = reservation
-        self._is_settled = False
-
-    @property
-    def rate(self) -> RateState:
-        """What the reply's `x-ratelimit-*` headers show."""
-        return self._reservation.rate
-
-    def settle(self, outcome: Outcome) -> None:
-        """Give the slot back and put the real tokens in the reservation's place. Never raises; a second call is void.
-
-        The request itself stays counted however it ended. Cancelling the caller does not stop the give-back.
-        """
-        if self._is_settled:
-            return
-        self._is_settled = True
-        used = outcome.usage.total_tokens if outcome.usage is not None else 0
-        self._budget.settle_soon(self._reservation, used)
+MAX_CALLERS = 10_000
 
 
 class Gate:
+    """One per config revision: what limits a route has is taken when a caller first uses it."""
+
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
+        self._bound: OrderedDict[Principal, dict[str, Account]] = OrderedDict()  # the longest unused goes first
+
+    def try_admit(
+        self, principal: Principal, route_name: str, route_limits: Limits, reserve_tokens: int
+    ) -> Ticket | None:
+        """A ticket if this process holds enough of every limit of the request, or none applies. Asks nobody.
+
+        None: `admit` has to ask; that is no refusal.
+        """
+        try:
+            account = self._bound[principal][route_name]
+        except KeyError:
+            account = self._bind(principal, route_name, route_limits)
+        else:
+            self._bound.move_to_end(principal)
+        return account.admit(reserve_tokens if 0 <= reserve_tokens <= MAX_TOKENS else _clamped(reserve_tokens))
 
     async def admit(self, principal: Principal, route_name: str, route_limits: Limits, reserve_tokens: int) -> Ticket:
         """Reserve one request of `reserve_tokens` in all limits of key, user and route, or in none.
 
-        Raises LimitExceeded; StoreUnavailable when Redis is away under `on_outage = "closed"`.
-        A request that no limit applies to costs no Redis call.
+        Raises LimitExceeded; StoreUnavailable when Redis is away under `on_outage = "closed"`. A caller cancelled
+        meanwhile owes nothing. A request that no limit applies to costs no Redis call.
         """
-        scopes = list(_scopes(principal, route_name, route_limits))
-        return Ticket(self._budget, await self._budget.reserve(scopes, reserve_tokens))
+        ticket = self.try_admit(principal, route_name, route_limits, reserve_tokens)
+        if ticket is not None:
+            return ticket
+        account = self._bind(principal, route_name, route_limits)
+        return await self._budget.admit(account, reserve_tokens)
+
+    def _bind(self, principal: Principal, route_name: str, route_limits: Limits) -> Account:
+        routes = self._bound.get(principal)
+        if routes is None:
+            routes = self._bound[principal] = {}
+            if len(self._bound) > MAX_CALLERS:
+                self._bound.popitem(last=False)
+        account = routes.get(route_name)
+        if account is None:
+            scopes = list(_scopes(principal, route_name, route_limits))
+            account = routes[route_name] = self._budget.account(scopes)
+        return account
+
+
+def _clamped(tokens: int) -> int:
+    return min(max(0, tokens), MAX_TOKENS)
 
 
 def _scopes(principal: Principal, route_name: str, route_limits: Limits) -> Iterator[Scope]:

@@ -40,6 +40,7 @@ class _Cached:
     principal: Principal | None
     asked_s: float
     ends_s: float
+    record: KeyRecord | None = None
 
 
 class KeyStore:
@@ -115,7 +116,10 @@ class KeyStore:
             _keep(self._unknown, digest, cached, MAX_UNKNOWN)
             return cached
         ends_s = float("inf") if record.expires_s is None else asked_s + record.expires_s - redis_s
-        cached = _Cached(self._principal(record), asked_s, ends_s)
+        before = self._known.get(digest)
+        # nothing changed: the same principal, with all that is bound to it
+        principal = before.principal if before is not None and before.record == record else self._principal(record)
+        cached = _Cached(principal, asked_s, ends_s, record)
         _keep(self._known, digest, cached, MAX_CACHED)
         return cached
 

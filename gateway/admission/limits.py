@@ -1,4 +1,4 @@
-"""What a decision about budgets is made of, and what it says to the caller. Pure; for budget.py and local.py."""
+"""What a decision about budgets is made of, and what it says to the caller. Pure; for all that decides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from enum import StrEnum
 
 from gateway.domain.errors import LimitExceeded
 from gateway.domain.request import Limits, RateState
+
+WINDOW_S = 60
+SPAN_S = 1.0  # what is taken ahead may be spent for so long
+KEEP_S = 61  # a bucket counts for so many seconds after its own: until its last possible spending is 60 s old
+SLOT_WAIT_S = 1.0  # nobody knows when a slot comes free: ask again in a second
+BACK_S = 1.0  # what another process took ahead and does not use is back by then
 
 
 class Kind(StrEnum):
@@ -65,6 +71,17 @@ class Reading:
     @property
     def remaining(self) -> int:
         return max(0, self.allowed - self.used)
+
+
+def wait_s(buckets: Iterable[tuple[int, int]], now_s: float, excess: int) -> float:
+    """Seconds until `excess` has left a window; 0 if there is none to leave. `buckets`: (second, amount), any order."""
+    if excess <= 0:
+        return 0.0
+    for second, amount in sorted(buckets):
+        excess -= amount
+        if excess <= 0:
+            return second + KEEP_S + 1 - now_s
+    return 0.0
 
 
 def limits_of(scopes: Iterable[Scope]) -> tuple[Limit, ...]:

@@ -1,24 +1,27 @@
-"""The same budget arithmetic as budget.lua in this process's memory; budget.py uses it while Redis is away.
+"""What this process knows of each limit by itself: budget.py decides with it while Redis is away.
 
-It is fed with every admitted request at all times, so that it knows what this process let through in the last minute
-when Redis goes away. Pure: the clock's reading is passed in, in seconds, and never goes back.
+It is fed with what was admitted at all times, so that it knows what this process let through in the last minute when
+Redis goes away. Pure: the clock's reading is passed in, in seconds, and never goes back.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from gateway.admission.limits import Kind, Limit, Reading
+from gateway.admission.limits import KEEP_S, SLOT_WAIT_S, Kind, Limit, Reading, wait_s
 
-WINDOW_S = 60
-SLOT_WAIT_S = 1.0
+if TYPE_CHECKING:
+    from gateway.admission.account import Account
+
 SHARE_WAIT_S = 1.0  # more than this process's share but within the limit: passes once Redis is back, perhaps soon
-MAX_WINDOWS = 20_000
+MAX_LEDGERS = 20_000
 
 
 class Window:
-    """One-second buckets; one counts until its last possible event is 60 s old."""
+    """One-second buckets; one counts until its last possible spending is 60 s old."""
 
     __slots__ = ("_buckets", "used")
 
@@ -28,93 +31,85 @@ class Window:
 
     def advance(self, now_s: float) -> None:
         """Forget what has left the window; call before reading anything."""
-        oldest = int(now_s) - WINDOW_S
+        oldest = int(now_s) - KEEP_S
         while self._buckets and self._buckets[0][0] < oldest:
             self.used -= self._buckets.popleft()[1]
 
-    def add(self, now_s: float, amount: int) -> None:
-        second = int(now_s)
-        if not self._buckets or self._buckets[-1][0] != second:
-            self._buckets.append([second, 0])
-        self._buckets[-1][1] += amount
-        self.used += amount
-
-    def correct(self, second: int, delta: int) -> None:
-        """Change what was charged in `second`, not below 0; nothing if that bucket has left the window."""
-        for bucket in reversed(self._buckets):
+    def add(self, second: int, amount: int) -> None:
+        """Charge, or correct where `amount` is negative: a bucket does not go below 0."""
+        for at in range(len(self._buckets) - 1, -1, -1):
+            bucket = self._buckets[at]
             if bucket[0] == second:
-                delta = max(delta, -bucket[1])
-                bucket[1] += delta
-                self.used += delta
-            if bucket[0] <= second:
+                amount = max(amount, -bucket[1])
+                bucket[1] += amount
+                self.used += amount
                 return
+            if bucket[0] < second:
+                break
+        else:
+            at = -1
+        if amount > 0:
+            self._buckets.insert(at + 1, [second, amount])
+            self.used += amount
 
     def wait_s(self, now_s: float, excess: int) -> float:
         """Seconds until `excess` has left the window; 0 if there is none to leave."""
-        for second, amount in self._buckets:
-            if excess <= 0:
-                break
-            excess -= amount
-            if excess <= 0:
-                return second + WINDOW_S + 1 - now_s
-        return 0.0
+        return wait_s(((second, amount) for second, amount in self._buckets), now_s, excess)
 
     def reset_s(self, now_s: float) -> float:
         newest = next((second for second, amount in reversed(self._buckets) if amount > 0), None)
-        return 0.0 if newest is None else newest + WINDOW_S + 1 - now_s
+        return 0.0 if newest is None else newest + KEEP_S + 1 - now_s
 
 
-class LocalBudget:
-    """All windows and slots of this process; at most MAX_WINDOWS windows, the longest unused one goes first."""
+class Ledger:
+    """One Redis key, whatever value its limit has: what was admitted in the last minute, the slots held, who lends.
+
+    There is one per key as long as anybody refers to it, so what is held can never be counted in two places.
+    """
+
+    __slots__ = ("__weakref__", "held", "key", "kind", "lenders", "window")
+
+    def __init__(self, limit: Limit) -> None:
+        self.key = limit.key
+        self.kind = limit.kind
+        self.window = Window()
+        self.held = 0  # slots, used or idle
+        self.lenders: set[Account] = set()  # accounts that hold units or slots of it ahead of need
+
+    def read(self, limit: Limit, ask: int, processes: int, now_s: float) -> Reading:
+        """Where the limit stands for a request of `ask`, divided by `processes` (but at least 1)."""
+        allowed = max(1, limit.value // processes)
+        if self.kind is Kind.IN_FLIGHT:
+            return Reading(limit, allowed, self.held, SLOT_WAIT_S if self.held + 1 > allowed else 0.0, 0.0)
+        window = self.window
+        window.advance(now_s)
+        wait: float | None
+        if ask > limit.value:
+            wait = None
+        elif ask > allowed:
+            wait = SHARE_WAIT_S
+        else:
+            wait = window.wait_s(now_s, window.used + ask - allowed)
+        return Reading(limit, allowed, window.used, wait, window.reset_s(now_s))
+
+
+class Ledgers:
+    """All ledgers of this process. The longest unused go first beyond MAX_LEDGERS, but never one that is in use."""
 
     def __init__(self) -> None:
-        self._windows: OrderedDict[str, Window] = OrderedDict()
-        self._slots: dict[str, int] = {}  # in-flight key → how many this process holds; no entry for 0
+        self._all: WeakValueDictionary[str, Ledger] = WeakValueDictionary()
+        self._recent: OrderedDict[str, Ledger] = OrderedDict()
 
-    def read(self, limits: Sequence[Limit], tokens: int, processes: int, now_s: float) -> list[Reading]:
-        """Where each limit stands for a request of `tokens`, each limit divided by `processes` (but at least 1)."""
-        return [self._read(limit, limit.ask(tokens), max(1, limit.value // processes), now_s) for limit in limits]
+    def of(self, limits: Iterable[Limit]) -> tuple[Ledger, ...]:
+        return tuple(self._of(limit) for limit in limits)
 
-    def _read(self, limit: Limit, ask: int, allowed: int, now_s: float) -> Reading:
-        if limit.kind is Kind.IN_FLIGHT:
-            held = self._slots.get(limit.key, 0)
-            return Reading(limit, allowed, held, SLOT_WAIT_S if held + 1 > allowed else 0.0, 0.0)
-        window = self._window(limit.key, now_s)
-        wait_s: float | None
-        if ask > limit.value:
-            wait_s = None
-        elif ask > allowed:
-            wait_s = SHARE_WAIT_S
-        else:
-            wait_s = window.wait_s(now_s, window.used + ask - allowed)
-        return Reading(limit, allowed, window.used, wait_s, window.reset_s(now_s))
-
-    def charge(self, limits: Sequence[Limit], tokens: int, now_s: float) -> None:
-        for limit in limits:
-            if limit.kind is Kind.IN_FLIGHT:
-                self._slots[limit.key] = self._slots.get(limit.key, 0) + 1
-            else:
-                self._window(limit.key, now_s).add(now_s, limit.ask(tokens))
-
-    def settle(self, limits: Sequence[Limit], charged_s: float, delta: int) -> None:
-        """Give the slots back and correct the tokens that were charged at `charged_s` by `delta` (used - reserved)."""
-        for limit in limits:
-            if limit.kind is Kind.IN_FLIGHT:
-                held = self._slots.get(limit.key, 0) - 1
-                if held > 0:
-                    self._slots[limit.key] = held
-                else:
-                    self._slots.pop(limit.key, None)
-            elif limit.kind is Kind.TOKENS and delta and (window := self._windows.get(limit.key)) is not None:
-                window.correct(int(charged_s), delta)
-
-    def _window(self, key: str, now_s: float) -> Window:
-        window = self._windows.get(key)
-        if window is None:
-            window = self._windows[key] = Window()
-            if len(self._windows) > MAX_WINDOWS:
-                self._windows.popitem(last=False)
-        else:
-            self._windows.move_to_end(key)
-        window.advance(now_s)
-        return window
+    def _of(self, limit: Limit) -> Ledger:
+        key = limit.key
+        ledger = self._all.get(key)
+        if ledger is None:
+            ledger = self._all[key] = Ledger(limit)
+        self._recent[key] = ledger
+        self._recent.move_to_end(key)
+        if len(self._recent) > MAX_LEDGERS:
+            self._recent.popitem(last=False)
+        return ledger

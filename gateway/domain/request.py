@@ -48,9 +48,12 @@ class RateState:
 NO_RATE = RateState()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Principal:
-    """The authenticated caller. Never holds the key itself."""
+    """The authenticated caller. Never holds the key itself.
+
+    Equal only to itself: what admission binds to a caller is found by it on every request.
+    """
 
     key_id: str
     user: str | None
