@@ -49,6 +49,7 @@ class Lease:
         "noted_tokens",
         "rate",
         "requests",
+        "seen",
         "taken_s",
         "tokens",
         "told",
@@ -66,6 +67,7 @@ class Lease:
         self.ahead = (0, 0)  # requests and tokens of it that were taken ahead of need
         self.is_open = False  # it may keep units for requests to come
         self.is_scarce = False  # little is left of a limit: what comes back goes to Redis at once
+        self.seen = 0  # spent, as of the last look at whether it is used
         self.noted_requests = self.noted_tokens = 0  # spent, as far as the ledgers' windows know
         self.debt = 0  # tokens: used - reserved of settled tickets, not yet sent
         self.told: Told | None = None
@@ -137,7 +139,7 @@ class Account:
         self.running = 0
         self.slots = 0 if self.slot_ledgers else UNLIMITED  # held in Redis, used or idle
         self.idle = 0 if self.slot_ledgers else UNLIMITED  # so many of them may be idle
-        self.peak = self.peak_before = 0  # most that ran at once, in this and in the last half second
+        self.peak = self.peak_before = 0  # most that ran at once, in this and in the last tick
         self.unit = 1  # tokens that a request lately asked for
         self.waiters: list[Waiter] = []
 

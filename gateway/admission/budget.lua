@@ -133,7 +133,7 @@ local function used_of(limit)
   return window(KEYS[limit[1]]).used
 end
 
--- How much of a limit may lie idle with the asking process, `mine` of it lying there already.
+-- How much of a limit, of which `free` is left, may lie idle with the asking process.
 local function idle_share(limit, free)
   if sharing == 1 then return limit[2] == 'in_flight' and limit[3] or math.floor(free / 2) end
   local share = math.floor(free / (PART * sharing))
@@ -159,11 +159,13 @@ local function take(wish)
     verdicts[a] = passes and 1 or 0
   end
 
-  local ahead, idle, is_scarce = wish.ahead, nil, 0
+  local ahead, idle, is_scarce, slots_ahead = wish.ahead, nil, 0, wish.slots
   for i, limit in ipairs(wish.limits) do
-    local share = idle_share(limit, math.max(0, limit[3] - used[i]))
+    local free = math.max(0, limit[3] - used[i])
+    local share = idle_share(limit, free)
     if limit[2] == 'in_flight' then
       idle = math.min(idle or share, share)
+      slots_ahead = math.min(slots_ahead, share, free)
       if share < 1 then ahead, is_scarce = 0, 1 end
     else
       share = limit[2] == 'tokens_per_min' and math.floor(share / wish.unit) or share
@@ -173,7 +175,7 @@ local function take(wish)
   end
   if not idle or is_scarce == 1 or not all_pass then idle = 0 end
   if not all_pass then ahead = 0 end
-  local slots_ahead = math.min(wish.slots, idle)
+  slots_ahead = math.min(slots_ahead, idle)
 
   local readings = {}
   for i, limit in ipairs(wish.limits) do

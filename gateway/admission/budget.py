@@ -65,7 +65,6 @@ class Budget:
         self._keeper: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._ticks = 0
         self._expected = max(1, expected_processes)
         self.process_id = uuid.uuid4().hex
         self.processes = self._expected  # gateways alive, as last heard
@@ -305,19 +304,18 @@ class Budget:
     def _tick(self) -> None:
         """Leases that end before the next tick are renewed where they are used, else given back; so are idle slots."""
         self._timer = None
-        self._ticks += 1
         now_s, holdings, is_away = self._clock(), self._holdings, self._link.is_away
         for account in list(holdings.active):
             lease = account.lease
             if account.has_windows and lease.is_open and lease.until_s - now_s <= TICK_S:
-                if lease.spent and not is_away and now_s < lease.until_s:
+                if lease.spent > lease.seen and not is_away and now_s < lease.until_s:
                     self._asking[account] = None
                 else:
                     holdings.close(account)
             if account.slot_ledgers:
                 holdings.trim(account, min(account.idle, max(account.peak, account.peak_before) - account.running))
-                if self._ticks % 2:
-                    account.peak_before, account.peak = account.peak, account.running
+                account.peak_before, account.peak = account.peak, account.running
+            lease.seen = lease.spent
             holdings.rest(account)
         if self._asking or holdings.is_due():
             self._kick()

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from redis.asyncio import Redis
 
+from gateway.admission.account import Ticket
 from gateway.admission.budget import Budget
+from gateway.admission.exchange import Script
+from gateway.admission.holdings import Holdings
 from gateway.admission.limits import Scope
 from gateway.admission.link import RedisLink
+from gateway.config.tasks import end_task
+from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.request import Limits
 
 
 @contextlib.asynccontextmanager
 async def budgets(
-    url: str, count: int = 1, *, timeout_s: float = 10.0, on_outage: Literal["share", "open", "closed"] = "closed"
+    url: str,
+    count: int = 1,
+    *,
+    timeout_s: float = 10.0,
+    on_outage: Literal["share", "open", "closed"] = "closed",
+    started: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[list[Budget]]:
     """As many budgets as gateway processes would have, each with connections of its own. `closed`: no test of Redis'
-    own arithmetic can pass by the local one."""
+    own arithmetic can pass by the local one. `started`: each knows of the others from the beginning."""
     links = [RedisLink(Redis.from_url(url, socket_timeout=20.0, retry=None), timeout_s=timeout_s) for _ in range(count)]
-    made = [Budget(link, on_outage=on_outage) for link in links]
+    made = [Budget(link, on_outage=on_outage, clock=clock) for link in links]
     try:
+        if started:
+            for budget in made:
+                budget.start()
+                await budget.renew()
         yield made
     finally:
         for budget, link in zip(made, links, strict=True):
@@ -32,12 +48,49 @@ async def budgets(
             await link.aclose()
 
 
+async def kill(budget: Budget) -> None:
+    """As SIGKILL would: nothing that it holds is given back."""
+    budget._is_closed = True
+    if budget._timer is not None:
+        budget._timer.cancel()
+        budget._timer = None
+    if budget._pump is not None:
+        await end_task(budget._pump)
+    budget._holdings = Holdings()
+    budget._link = RedisLink(budget._link._client, timeout_s=0.0)  # says nothing more
+    budget._script = Script(budget._link)
+
+
 def scope(name: str = "key:a", *, rpm: int | None = None, tpm: int | None = None, slots: int | None = None) -> Scope:
     return Scope(name, Limits(rpm, tpm, slots))
 
 
-async def let_time_pass(redis: Redis, seconds: int) -> None:
-    """As if `seconds` had gone by: every bucket, lease and expiry is that much older (Redis' clock cannot be set)."""
+async def reserve(budget: Budget, scopes: list[Scope], tokens: int = 0) -> Ticket:
+    return await budget.admit(budget.account(scopes), tokens)
+
+
+def used(tokens: int) -> Outcome:
+    return Outcome(Ending.COMPLETED, 200, Usage(0, tokens))
+
+
+async def settle(budget: Budget, ticket: Ticket, tokens: int = 0) -> None:
+    """And Redis knows of it, with nothing left lying idle."""
+    ticket.settle(used(tokens))
+    await budget.flush()
+
+
+def second_of(ticket: Ticket) -> int | None:
+    """The Redis second in which it was charged; None: decided without Redis."""
+    return ticket._lease.bucket_s
+
+
+async def let_time_pass(redis: Redis, seconds: int, *budgets: Budget) -> None:
+    """As if `seconds` had gone by: every bucket, slot and expiry is that much older (Redis' clock cannot be set).
+
+    What `budgets` hold ahead goes back first; their running tickets have to be `aged`.
+    """
+    for budget in budgets:
+        await budget.flush()
     for key in [key async for key in redis.scan_iter("{poolgate}:*")]:
         left_ms = await redis.pttl(key)
         kind = await redis.type(key)
@@ -45,22 +98,50 @@ async def let_time_pass(redis: Redis, seconds: int) -> None:
             await redis.delete(key)
             continue
         if kind == b"hash":
-            buckets = cast(dict[bytes, bytes], await redis.hgetall(key))
+            fields = cast(dict[bytes, bytes], await redis.hgetall(key))
             await redis.delete(key)
-            await redis.hset(key, mapping=cast(Any, {int(at) - seconds: amount for at, amount in buckets.items()}))
+            await redis.hset(key, mapping=cast(Any, dict(_aged(*field, seconds) for field in fields.items())))
         elif kind == b"zset":
-            leases = await redis.zrange(key, 0, -1, withscores=True)
-            await redis.zadd(key, {lease: ends_ms - seconds * 1000 for lease, ends_ms in leases})
+            ends = await redis.zrange(key, 0, -1, withscores=True)
+            await redis.zadd(key, {member: ends_ms - seconds * 1000 for member, ends_ms in ends})
         await redis.pexpire(key, left_ms - seconds * 1000)
 
 
+def _aged(field: bytes, value: bytes, seconds: int) -> tuple[str, str]:
+    if b":" in value:  # slots: "held:ends in ms"
+        held_slots, ends_ms = value.decode().split(":")
+        return field.decode(), f"{held_slots}:{int(ends_ms) - seconds * 1000}"
+    ahead, second = ("p", field[1:]) if field.startswith(b"p") else ("", field)
+    return f"{ahead}{int(second) - seconds}", value.decode()
+
+
+def aged(ticket: Ticket, seconds: int) -> Ticket:
+    """The same ticket after `let_time_pass`, which moved its bucket: it must be settled under the new second."""
+    assert ticket._lease.bucket_s is not None
+    ticket._lease.bucket_s -= seconds
+    return ticket
+
+
 async def held(redis: Redis, name: str = "key:a") -> int:
-    return int(await redis.zcard(f"{{poolgate}}:in_flight:{name}"))
+    """Slots that count: of processes that have renewed them in time."""
+    seconds, micros = await redis.time()
+    now_ms = seconds * 1000 + micros // 1000
+    fields = cast(dict[bytes, bytes], await redis.hgetall(f"{{poolgate}}:in_flight:{name}"))
+    slots = [value.decode().split(":") for value in fields.values()]
+    return sum(int(count) for count, ends_ms in slots if int(ends_ms) > now_ms)
 
 
 async def tokens_in_window(redis: Redis, name: str = "key:a") -> int:
-    buckets = cast(dict[bytes, bytes], await redis.hgetall(f"{{poolgate}}:tokens_per_min:{name}"))
-    return sum(int(amount) for amount in buckets.values())
+    return await in_window(redis, f"tokens_per_min:{name}")
+
+
+async def in_window(redis: Redis, key: str) -> int:
+    buckets = cast(dict[bytes, bytes], await redis.hgetall(f"{{poolgate}}:{key}"))
+    return sum(int(amount) for bucket, amount in buckets.items() if not bucket.startswith(b"p"))
+
+
+async def limit_keys(redis: Redis) -> list[bytes]:
+    return [key for kind in ("*_per_min", "in_flight") for key in await redis.keys(f"{{poolgate}}:{kind}:*")]
 
 
 @contextlib.asynccontextmanager

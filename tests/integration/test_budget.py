@@ -5,25 +5,39 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes.budget_world import budgets, held, let_time_pass, scope, slow_wire, tokens_in_window
+from fakes.budget_world import (
+    aged,
+    budgets,
+    held,
+    let_time_pass,
+    limit_keys,
+    reserve,
+    scope,
+    second_of,
+    settle,
+    slow_wire,
+    tokens_in_window,
+    used,
+)
 from fakes.engine import eventually
 from fakes.redis_process import RedisProcess
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from gateway.admission.budget import LEASE_S, Budget, Reservation
+from gateway.admission.account import Ticket
+from gateway.admission.budget import Budget
+from gateway.admission.exchange import SLOTS_S
 from gateway.admission.limits import Scope
-from gateway.domain.errors import LimitExceeded
+from gateway.domain.errors import LimitExceeded, StoreUnavailable
 from gateway.domain.request import RateState
 
 
 async def refused(budget: Budget, scopes: list[Scope], tokens: int = 0) -> LimitExceeded:
     with pytest.raises(LimitExceeded) as caught:
-        await budget.reserve(scopes, tokens)
+        await reserve(budget, scopes, tokens)
     return caught.value
 
 
@@ -35,10 +49,10 @@ async def test_steady_light_traffic_is_never_limited_and_no_key_lives_for_ever(
 ) -> None:
     async with budgets(redis_url) as [budget]:
         for _ in range(30):  # 5 tokens every 10 s for 5 minutes: 150 in all, at most 35 in a minute
-            await budget.settle(await budget.reserve([scope(rpm=10, tpm=100, slots=2)], 6), 5)
+            await settle(budget, await reserve(budget, [scope(rpm=10, tpm=100, slots=2)], 6), 5)
             for key in await redis_client.keys("*"):
-                assert 0 < await redis_client.ttl(key) <= 62, key
-            await let_time_pass(redis_client, 10)
+                assert 0 < await redis_client.ttl(key) <= 63, key
+            await let_time_pass(redis_client, 10, budget)
         assert await tokens_in_window(redis_client) <= 40
 
 
@@ -46,52 +60,52 @@ async def test_what_was_used_counts_for_a_minute_and_a_refusal_tells_when_it_end
     redis_url: str, redis_client: Redis
 ) -> None:
     async with budgets(redis_url) as [budget]:
-        await budget.reserve([scope(tpm=100)], 30)
-        await let_time_pass(redis_client, 20)
-        await budget.reserve([scope(tpm=100)], 70)
+        await reserve(budget, [scope(tpm=100)], 30)
+        await let_time_pass(redis_client, 20, budget)
+        await reserve(budget, [scope(tpm=100)], 70)
         small, large = await refused(budget, [scope(tpm=100)], 30), await refused(budget, [scope(tpm=100)], 31)
         assert small.retry_after_s is not None
         assert large.retry_after_s is not None
-        # the older 30 leave 20 s before the younger 70; a bucket counts until its last event can be 60 s old
-        assert 38 < small.retry_after_s <= 41
-        assert 58 < large.retry_after_s <= 61
-        await let_time_pass(redis_client, 41)
-        await budget.reserve([scope(tpm=100)], 30)
+        # the older 30 leave 20 s before the younger 70; a bucket counts until its last spending can be 60 s old
+        assert 38 < small.retry_after_s <= 42
+        assert 58 < large.retry_after_s <= 62
+        await let_time_pass(redis_client, 42, budget)
+        await reserve(budget, [scope(tpm=100)], 30)
 
 
 async def test_the_minute_has_no_edge_to_bleed_over(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        await budget.reserve([scope(rpm=1)], 0)
-        await let_time_pass(redis_client, 61)
-        reservation = await budget.reserve([scope(rpm=1)], 0)
+        await reserve(budget, [scope(rpm=1)], 0)
+        await let_time_pass(redis_client, 62, budget)
+        reservation = await reserve(budget, [scope(rpm=1)], 0)
         assert reservation.rate.remaining_requests == 0
 
 
 async def test_a_late_refund_touches_only_its_own_second(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        early = await budget.reserve([scope(tpm=100)], 60)
-        await let_time_pass(redis_client, 62)
-        await budget.reserve([scope(tpm=100)], 60)
-        await budget.settle(aged(early, 62), 0)
+        early = await reserve(budget, [scope(tpm=100)], 60)
+        await let_time_pass(redis_client, 62, budget)
+        await reserve(budget, [scope(tpm=100)], 60)
+        await settle(budget, aged(early, 62), 0)
         assert await tokens_in_window(redis_client) == 60
         assert (await refused(budget, [scope(tpm=100)], 50)).kind == "tokens_per_min"
 
 
 async def test_a_refund_within_the_minute_takes_effect_at_once(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        early = await budget.reserve([scope(tpm=100)], 60)
-        await let_time_pass(redis_client, 30)
-        late = await budget.reserve([scope(tpm=100)], 40)
-        await budget.settle(aged(early, 30), 10)
-        await budget.reserve([scope(tpm=100)], 50)
-        await budget.settle(late, 40)
+        early = await reserve(budget, [scope(tpm=100)], 60)
+        await let_time_pass(redis_client, 30, budget)
+        late = await reserve(budget, [scope(tpm=100)], 40)
+        await settle(budget, aged(early, 30), 10)
+        await reserve(budget, [scope(tpm=100)], 50)
+        await settle(budget, late, 40)
         assert await tokens_in_window(redis_client) == 10 + 40 + 50
 
 
 async def test_more_used_than_reserved_is_charged_too(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        await budget.settle(await budget.reserve([scope(tpm=100)], 0), 30)
-        await budget.settle(await budget.reserve([scope(tpm=100)], 10), 120)
+        await settle(budget, await reserve(budget, [scope(tpm=100)], 0), 30)
+        await settle(budget, await reserve(budget, [scope(tpm=100)], 10), 120)
         assert await tokens_in_window(redis_client) == 150
         error = await refused(budget, [scope(tpm=100)], 1)
         assert error.rate.remaining_tokens == 0
@@ -99,49 +113,87 @@ async def test_more_used_than_reserved_is_charged_too(redis_url: str, redis_clie
 
 async def test_settling_twice_gives_back_once(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        first = await budget.reserve([scope(tpm=100, slots=2)], 50)
-        await budget.reserve([scope(tpm=100, slots=2)], 50)
-        await asyncio.gather(budget.settle(first, 10), budget.settle(first, 10), budget.settle(first, 0))
+        first = await reserve(budget, [scope(tpm=100, slots=2)], 50)
+        await reserve(budget, [scope(tpm=100, slots=2)], 50)
+        await settle(budget, first, 10)
+        await settle(budget, first, 10)
+        await settle(budget, first, 0)
         assert (await tokens_in_window(redis_client), await held(redis_client)) == (60, 1)
 
 
-async def test_a_give_back_that_reaches_redis_twice_counts_once(redis_url: str, redis_client: Redis) -> None:
+async def test_a_give_back_that_reaches_redis_twice_counts_once(
+    redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with budgets(redis_url) as [budget]:
-        reservation = await budget.reserve([scope(tpm=100)], 50)
-        await budget.settle(reservation, 10)
-        budget._held[reservation.lease_id] = reservation  # as if the first one's reply had been lost
-        await budget.settle(reservation, 10)
-        assert await tokens_in_window(redis_client) == 10
+        call = budget._link.call
+
+        async def reply_lost(what: Any, *, timeout_s: float | None = None) -> Any:
+            await call(what, timeout_s=timeout_s)
+            raise StoreUnavailable("lost")
+
+        ticket = await reserve(budget, [scope(tpm=100, slots=5)], 50)
+        other = await reserve(budget, [scope(tpm=100, slots=5)], 50)
+        ticket.settle(used(10))
+        with monkeypatch.context() as patch:
+            patch.setattr(budget._link, "call", reply_lost)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    await budget.flush()
+        await budget.flush()
+        assert (await tokens_in_window(redis_client), await held(redis_client)) == (60, 1)
+        await settle(budget, other, 20)
+        assert (await tokens_in_window(redis_client), await held(redis_client)) == (30, 0)
+
+
+async def test_an_exchange_that_redis_executes_after_a_later_one_does_nothing(
+    redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with budgets(redis_url) as [budget]:
+        call, late = budget._link.call, []
+
+        async def delayed(what: Any, *, timeout_s: float | None = None) -> Any:
+            late.append(what)
+            raise StoreUnavailable("it lies in a buffer of a frozen Redis")
+
+        await reserve(budget, [scope(tpm=100, slots=2)], 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(budget._link, "call", delayed)
+            with pytest.raises(StoreUnavailable):
+                await reserve(budget, [scope(tpm=100, slots=2)], 20)
+        await budget.flush()
+        for what in late:
+            await call(what)
+        assert (await tokens_in_window(redis_client), await held(redis_client)) == (10, 1)
 
 
 async def test_what_comes_too_late_leaves_nothing_behind(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        for used in (0, 200):
-            reservation = await budget.reserve([scope(tpm=100)], 60)
-            await let_time_pass(redis_client, 62)
-            await budget.settle(aged(reservation, 62), used)
-            assert await redis_client.keys("*") == []
+        for spent in (0, 200):
+            reservation = await reserve(budget, [scope(tpm=100)], 60)
+            await let_time_pass(redis_client, 64, budget)
+            await settle(budget, aged(reservation, 64), spent)
+            assert await limit_keys(redis_client) == []
 
 
 async def test_a_refund_finds_a_store_that_lost_its_data_and_does_not_go_below_nothing(
     redis_url: str, redis_client: Redis
 ) -> None:
     async with budgets(redis_url) as [budget]:
-        lost = await budget.reserve([scope(tpm=100)], 60)
+        lost = await reserve(budget, [scope(tpm=100)], 60)
         await redis_client.flushall()
-        await budget.settle(lost, 0)
+        await settle(budget, lost, 0)
         assert not await redis_client.exists("{poolgate}:tokens_per_min:key:a")
-        partly_lost = await budget.reserve([scope(tpm=100)], 60)
-        await redis_client.hset("{poolgate}:tokens_per_min:key:a", str(partly_lost.bucket_s), "5")
-        await budget.settle(partly_lost, 0)
+        partly_lost = await reserve(budget, [scope(tpm=100)], 60)
+        await redis_client.hset("{poolgate}:tokens_per_min:key:a", str(second_of(partly_lost)), "5")
+        await settle(budget, partly_lost, 0)
         assert await tokens_in_window(redis_client) == 0
 
 
 async def test_a_clock_of_redis_that_is_set_back_does_not_limit_for_ever(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        await budget.reserve([scope(rpm=1)], 0)
-        await let_time_pass(redis_client, -3600)
-        await budget.reserve([scope(rpm=1)], 0)
+        await reserve(budget, [scope(rpm=1)], 0)
+        await let_time_pass(redis_client, -3600, budget)
+        await reserve(budget, [scope(rpm=1)], 0)
 
 
 # --- one step over all limits -----------------------------------------------------------------------------------------
@@ -150,12 +202,12 @@ async def test_a_clock_of_redis_that_is_set_back_does_not_limit_for_ever(redis_u
 async def test_refused_by_one_limit_is_charged_by_none(redis_url: str, redis_client: Redis) -> None:
     limits = [scope(rpm=2, slots=1)]
     async with budgets(redis_url) as [budget]:
-        running = await budget.reserve(limits, 0)
+        running = await reserve(budget, limits, 0)
         error = await refused(budget, limits)
         assert (error.kind, error.retry_after_s) == ("in_flight", 1.0)
         assert error.rate.remaining_requests == 1
-        await budget.settle(running, 0)
-        await budget.reserve(limits, 0)
+        await settle(budget, running, 0)
+        await reserve(budget, limits, 0)
 
 
 async def test_a_refusal_by_the_route_leaves_key_and_user_untouched(redis_url: str, redis_client: Redis) -> None:
@@ -164,46 +216,46 @@ async def test_a_refusal_by_the_route_leaves_key_and_user_untouched(redis_url: s
         error = await refused(budget, scopes, 30)
         assert (error.scope, error.retry_after_s) == ("route:chat", None)
         assert "waiting does not help" in error.message
-        assert await redis_client.keys("*") == []
-        await budget.reserve(scopes, 20)
+        assert await limit_keys(redis_client) == []
+        await reserve(budget, scopes, 20)
         assert {await tokens_in_window(redis_client, name) for name in ("key:a", "user:u", "route:chat")} == {20}
 
 
 async def test_the_refusal_names_the_limit_that_takes_longest(redis_url: str, redis_client: Redis) -> None:
     scopes = [scope("key:a", rpm=1), scope("user:u", rpm=1)]
     async with budgets(redis_url) as [budget]:
-        await budget.reserve(scopes[:1], 0)
-        await let_time_pass(redis_client, 30)
-        await budget.reserve(scopes[1:], 0)
+        await reserve(budget, scopes[:1], 0)
+        await let_time_pass(redis_client, 30, budget)
+        await reserve(budget, scopes[1:], 0)
         error = await refused(budget, scopes)
         assert error.scope == "user:u"
 
 
 async def test_headers_tell_the_tightest_limit(redis_url: str) -> None:
     async with budgets(redis_url) as [budget]:
-        rate = (await budget.reserve([scope("key:a", rpm=10, tpm=1000), scope("user:u", rpm=3)], 400)).rate
+        rate = (await reserve(budget, [scope("key:a", rpm=10, tpm=1000), scope("user:u", rpm=3)], 400)).rate
         assert rate == RateState(3, 2, rate.reset_requests_s, 1000, 600, rate.reset_tokens_s)
         assert rate.reset_requests_s is not None
-        assert 60 <= rate.reset_requests_s <= 61
+        assert 60 <= rate.reset_requests_s <= 62
 
 
 async def test_asks_beyond_any_number_are_refused_and_not_miscounted(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
         assert (await refused(budget, [scope(tpm=10**12)], 10**30)).retry_after_s is None
-        reservation = await budget.reserve([scope(tpm=10**12)], 10**12)
-        await budget.settle(reservation, 10**12 - 1)
+        reservation = await reserve(budget, [scope(tpm=10**12)], 10**12)
+        await settle(budget, reservation, 10**12 - 1)
         assert await tokens_in_window(redis_client) == 10**12 - 1
-        await budget.settle(await budget.reserve([scope("key:b", tpm=1)], 0), 10**15)
+        await settle(budget, await reserve(budget, [scope("key:b", tpm=1)], 0), 10**15)
         assert await tokens_in_window(redis_client, "key:b") == 10**15
 
 
 async def test_every_key_of_a_script_is_in_one_cluster_slot(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
         scopes = [scope("key:{x}a", rpm=9, tpm=9, slots=9), scope("user:u", tpm=9), scope("route:org/m", rpm=9)]
-        await budget.settle(await budget.reserve(scopes, 5), 2)
-        await budget.reserve(scopes, 1)
+        await settle(budget, await reserve(budget, scopes, 5), 2)
+        await reserve(budget, scopes, 1)
         keys = await redis_client.keys("*")
-        assert len(keys) == 6  # five windows and sets, one settled marker
+        assert len(keys) == 7  # five limits, the set of gateways, what this one sent last
         assert len({key_slot(key) for key in keys}) == 1
 
 
@@ -212,16 +264,16 @@ async def test_every_key_of_a_script_is_in_one_cluster_slot(redis_url: str, redi
 
 async def test_three_processes_share_one_limit_exactly(redis_url: str) -> None:
     async with budgets(redis_url, 3) as processes:
-        calls = [processes[number % 3].reserve([scope(rpm=10)], 0) for number in range(30)]
+        calls = [reserve(processes[number % 3], [scope(rpm=10)], 0) for number in range(30)]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert sum(isinstance(result, Reservation) for result in results) == 10
+        assert sum(isinstance(result, Ticket) for result in results) == 10
         assert sum(isinstance(result, LimitExceeded) for result in results) == 20
 
 
 async def test_more_requests_at_once_than_redis_connections_are_all_decided_by_redis(redis_url: str) -> None:
     async with budgets(redis_url) as [budget]:
-        results = await asyncio.gather(*(budget.reserve([scope(rpm=10**6)], 0) for _ in range(300)))
-        assert {type(result.bucket_s) for result in results} == {int}
+        results = await asyncio.gather(*(reserve(budget, [scope(rpm=10**6)], 0) for _ in range(300)))
+        assert {type(second_of(result)) for result in results} == {int}
 
 
 WORKER = """
@@ -231,17 +283,18 @@ from gateway.admission.budget import Budget
 from gateway.admission.limits import Scope
 from gateway.admission.link import RedisLink
 from gateway.domain.errors import LimitExceeded
+from gateway.domain.outcome import Ending, Outcome
 from gateway.domain.request import Limits
 
 async def one(budget, redis):
     try:
-        reservation = await budget.reserve([Scope("key:a", Limits(in_flight=5))], 0)
+        ticket = await budget.admit(budget.account([Scope("key:a", Limits(in_flight=5))]), 0)
     except LimitExceeded:
         return
     await redis.rpush("upstream", await redis.incr("active"))
     await asyncio.sleep(1.0)
     await redis.decr("active")
-    await budget.settle(reservation, 0)
+    ticket.settle(Outcome(Ending.COMPLETED, 200, None))
 
 async def main():
     redis = Redis.from_url(sys.argv[1])
@@ -295,8 +348,8 @@ async def main():
     link = RedisLink(Redis.from_url(sys.argv[1], socket_timeout=20), timeout_s=20)
     budget = Budget(link, on_outage="closed")
     budget.start()
-    for _ in range(3):
-        await budget.reserve([Scope("key:a", Limits(in_flight=3))], 0)
+    account = budget.account([Scope("key:a", Limits(in_flight=3))])
+    running = [await budget.admit(account, 0) for _ in range(3)]
     print("holds", flush=True)
     await asyncio.sleep(600)
 
@@ -316,8 +369,8 @@ async def test_slots_of_a_killed_process_lapse_by_themselves(redis_url: str, red
         await holder.wait()
     async with budgets(redis_url) as [budget]:
         await refused(budget, [scope(slots=3)])
-        await let_time_pass(redis_client, int(LEASE_S))
-        await budget.reserve([scope(slots=3)], 0)
+        await let_time_pass(redis_client, int(SLOTS_S), budget)
+        await reserve(budget, [scope(slots=3)], 0)
         assert await held(redis_client) == 1
 
 
@@ -326,21 +379,21 @@ async def test_slots_of_a_killed_process_lapse_by_themselves(redis_url: str, red
 
 async def test_a_running_request_keeps_its_slot_by_renewal(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
-        reservation = await budget.reserve([scope(slots=1), scope("user:u", slots=1)], 0)
+        reservation = await reserve(budget, [scope(slots=1), scope("user:u", slots=1)], 0)
         for _ in range(4):
-            await let_time_pass(redis_client, 20)
+            await let_time_pass(redis_client, 20, budget)
             await budget.renew()
         await refused(budget, [scope(slots=1)])
         await refused(budget, [scope("user:u", slots=1)])
-        await budget.settle(reservation, 0)
-        await budget.reserve([scope(slots=1)], 0)
+        await settle(budget, reservation, 0)
+        await reserve(budget, [scope(slots=1)], 0)
 
 
 async def test_a_slot_settled_while_its_renewal_is_on_the_way_comes_free_soon(
     redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with budgets(redis_url) as [budget]:
-        reservation = await budget.reserve([scope(slots=1), scope("user:u", slots=1)], 0)
+        reservation = await reserve(budget, [scope(slots=1), scope("user:u", slots=1)], 0)
         call, is_settled = budget._link.call, asyncio.Event()
 
         async def overtaken(what: Any, *, timeout_s: float | None = None) -> Any:
@@ -351,11 +404,10 @@ async def test_a_slot_settled_while_its_renewal_is_on_the_way_comes_free_soon(
             patch.setattr(budget._link, "call", overtaken)
             renewing = asyncio.create_task(budget.renew())
             await asyncio.sleep(0)
-        await budget.settle(reservation, 0)
+        reservation.settle(used(0))
         is_settled.set()
         await renewing
-        assert (await held(redis_client), await held(redis_client, "user:u")) == (1, 1)  # taken again, by nobody
-        budget.start()
+        assert (await held(redis_client), await held(redis_client, "user:u")) == (1, 1)  # as it was sent
         await eventually(lambda: is_free(redis_client), "the slots are free")
 
 
@@ -368,13 +420,13 @@ async def test_cancelled_at_any_moment_nothing_stays_held_or_charged(
 ) -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    used = 0
+    spent = 0
 
     async def one(budget: Budget) -> None:
-        nonlocal used
-        reservation = await budget.reserve([scope(tpm=10**9, slots=10**5), scope("user:u", slots=10**5)], 100)
-        used += 7
-        await budget.settle(reservation, 7)
+        nonlocal spent
+        ticket = await reserve(budget, [scope(tpm=10**9, slots=10**5), scope("user:u", slots=10**5)], 100)
+        spent += 7
+        ticket.settle(used(7))
 
     async with (
         slow_wire(redis_process.socket, redis_process.directory, 0.02) as url,
@@ -388,7 +440,7 @@ async def test_cancelled_at_any_moment_nothing_stays_held_or_charged(
         await budget.aclose()
         assert await held(redis_client) == 0, f"seed {seed}"
         assert await held(redis_client, "user:u") == 0
-        assert await tokens_in_window(redis_client) == used
+        assert await tokens_in_window(redis_client) == spent
 
 
 # --- how many gateways there are --------------------------------------------------------------------------------------
@@ -402,18 +454,12 @@ async def test_gateways_know_how_many_they_are(redis_url: str, redis_client: Red
         await third.aclose()
         await first.renew()
         assert first.processes == 2
-        assert 0 < await redis_client.ttl("poolgate:gateways") <= 31
+        assert 0 < await redis_client.ttl("{poolgate}:gateways") <= 31
 
 
 async def test_a_dead_gateway_is_no_longer_counted(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url, 2) as [first, second]:
         await second.renew()
-        await redis_client.zincrby("poolgate:gateways", -1000 * LEASE_S, second._process_id)
+        await redis_client.zincrby("{poolgate}:gateways", -1000 * SLOTS_S, second.process_id)
         await first.renew()
         assert first.processes == 1
-
-
-def aged(reservation: Reservation, seconds: int) -> Reservation:
-    """The same reservation after `let_time_pass`, which moved its bucket: it must be settled under the new second."""
-    assert reservation.bucket_s is not None
-    return replace(reservation, bucket_s=reservation.bucket_s - seconds)

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from typing import Literal
 
 import pytest
-from fakes.budget_world import budgets, held, scope, tokens_in_window
+from fakes.budget_world import budgets, held, reserve, scope, second_of, tokens_in_window, used
 from fakes.engine import eventually
 from fakes.redis_process import RedisProcess
 from redis.asyncio import Redis
 
-from gateway.admission.budget import NOTHING, Budget, Reservation
+from gateway.admission.account import Ticket
+from gateway.admission.budget import Budget
 from gateway.domain.errors import LimitExceeded, StoreUnavailable
 from gateway.domain.request import NO_RATE
 
@@ -31,35 +32,35 @@ async def frozen(server: RedisProcess) -> AsyncIterator[None]:
         server.thaw()
 
 
-async def decide(budget: Budget, count: int, **limits: int) -> list[Reservation | BaseException]:
+async def decide(budget: Budget, count: int, **limits: int) -> list[Ticket | BaseException]:
     async with asyncio.timeout(HANGS_S):
-        calls = [budget.reserve([scope(**limits)], 1) for _ in range(count)]
+        calls = [reserve(budget, [scope(**limits)], 1) for _ in range(count)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def uses_redis(budget: Budget) -> bool:
     """Whether a decision is made in Redis again; leaves no slot behind."""
     try:
-        reservation = await budget.reserve([scope("key:probe", slots=1000)], 0)
+        ticket = await reserve(budget, [scope("key:probe", slots=1000)])
     except StoreUnavailable:
         return False
-    await budget.settle(reservation, 0)
-    return reservation.bucket_s is not None
+    ticket.settle(used(0))
+    return second_of(ticket) is not None
 
 
 async def test_scripts_flushed_under_load_are_loaded_again(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url, timeout_s=20.0) as [budget]:
         for _ in range(5):
             results, _ = await asyncio.gather(decide(budget, 20, rpm=100), redis_client.script_flush())
-            assert all(isinstance(result, Reservation) for result in results)
+            assert all(isinstance(result, Ticket) for result in results)
         with pytest.raises(LimitExceeded):
-            await budget.reserve([scope(rpm=100)], 0)
+            await reserve(budget, [scope(rpm=100)], 0)
 
 
 async def test_a_restart_under_load_costs_no_caller_an_error_and_counting_goes_on(own_redis: RedisProcess) -> None:
     async with budgets(own_redis.url, timeout_s=5.0, on_outage="share") as [budget]:
         stop = asyncio.Event()
-        results: list[Reservation | BaseException] = []
+        results: list[Ticket | BaseException] = []
 
         async def load() -> None:
             while not stop.is_set():
@@ -67,18 +68,23 @@ async def test_a_restart_under_load_costs_no_caller_an_error_and_counting_goes_o
                 await asyncio.sleep(0.01)
 
         loads = [asyncio.create_task(load()) for _ in range(5)]
-        first = await budget.reserve([scope("key:b", rpm=2)], 0)
+        first = await reserve(budget, [scope("key:b", rpm=2)], 0)
+        await eventually(lambda: any_by_redis(results), "the load has begun")
         await asyncio.to_thread(own_redis.stop)
         await eventually(lambda: no_redis(budget), "the outage is seen")
         await asyncio.to_thread(own_redis.start)
         await eventually(lambda: uses_redis(budget), "Redis is used again")
         stop.set()
         await asyncio.gather(*loads)
-        assert [result for result in results if not isinstance(result, Reservation)] == []
-        assert first.bucket_s is not None
-        assert {type(result.bucket_s) for result in results if isinstance(result, Reservation)} == {int, type(None)}
+        assert [result for result in results if not isinstance(result, Ticket)] == []
+        assert second_of(first) is not None
+        assert {type(second_of(result)) for result in results if isinstance(result, Ticket)} == {int, type(None)}
         # the append-only file kept what was charged before the restart
-        assert (await budget.reserve([scope("key:b", rpm=2)], 0)).rate.remaining_requests == 0
+        assert (await reserve(budget, [scope("key:b", rpm=2)], 0)).rate.remaining_requests == 0
+
+
+async def any_by_redis(results: list[Ticket | BaseException]) -> bool:
+    return any(isinstance(result, Ticket) and second_of(result) is not None for result in results)
 
 
 async def no_redis(budget: Budget) -> bool:
@@ -94,13 +100,13 @@ async def test_frozen_every_request_is_decided_by_the_policy_and_thawed_all_is_a
         async with frozen(own_redis):
             results = await decide(budget, 20, rpm=5)
             results += await decide(budget, 20, rpm=5)
-        passed = [result for result in results if isinstance(result, Reservation)]
+        passed = [result for result in results if isinstance(result, Ticket)]
         if policy == "share":
             assert len(passed) == 5
-            assert all(isinstance(result, Reservation | LimitExceeded) for result in results)
+            assert all(isinstance(result, Ticket | LimitExceeded) for result in results)
         elif policy == "open":
-            assert passed == [NOTHING] * 40
-            assert passed[0].rate == NO_RATE
+            assert len(passed) == 40
+            assert {ticket.rate for ticket in passed} == {NO_RATE}
         else:
             assert all(isinstance(result, StoreUnavailable) and result.retry_after_s for result in results)
         await eventually(lambda: uses_redis(budget), "Redis is used again")
@@ -115,7 +121,7 @@ async def test_while_redis_is_away_a_gateway_uses_its_share_and_counts_what_it_a
         await decide(first, 2, rpm=12, tpm=10**6)
         async with frozen(own_redis):
             passed = [
-                sum(isinstance(result, Reservation) for result in await decide(budget, 10, rpm=12, tpm=10**6))
+                sum(isinstance(result, Ticket) for result in await decide(budget, 10, rpm=12, tpm=10**6))
                 for budget in (first, second, third)
             ]
         assert passed == [2, 4, 4]
@@ -126,12 +132,12 @@ async def test_a_frozen_redis_does_not_hold_slots_of_requests_that_ended_meanwhi
         budgets(own_redis.url, timeout_s=0.5, on_outage="share") as [budget],
         Redis.from_url(own_redis.url) as client,
     ):
-        running = await budget.reserve([scope(slots=1, tpm=100)], 100)
+        running = await reserve(budget, [scope(slots=1, tpm=100)], 100)
         async with frozen(own_redis):
             await decide(budget, 1, rpm=1)
             await decide(budget, 1, rpm=1)  # away by now
-            await budget.settle(running, 10)
-            assert isinstance((await decide(budget, 1, slots=1))[0], Reservation)  # free in this process at once
+            running.settle(used(10))
+            assert isinstance((await decide(budget, 1, slots=1))[0], Ticket)  # free in this process at once
         budget.start()
         await eventually(lambda: comes_down_to(client, slots=1, tokens=10), "Redis knows what ended meanwhile")
 
@@ -148,13 +154,13 @@ async def test_slots_taken_while_redis_was_away_are_known_to_it_afterwards(own_r
         await first.renew()
         async with frozen(own_redis):
             [running] = await decide(first, 1, slots=1)
-            assert isinstance(running, Reservation)
+            assert isinstance(running, Ticket)
         await eventually(lambda: uses_redis(first), "Redis is used again")
         await first.renew()
         with pytest.raises(LimitExceeded):
-            await second.reserve([scope(slots=1)], 0)
-        await first.settle(running, 0)
-        assert await held(client) == 0
+            await reserve(second, [scope(slots=1)], 0)
+        running.settle(used(0))
+        await eventually(lambda: comes_down_to(client, slots=0, tokens=0), "the slot is free")
 
 
 async def test_an_outage_is_logged_once_and_so_is_its_end(
@@ -178,10 +184,9 @@ async def test_an_outage_is_logged_once_and_so_is_its_end(
 
 async def test_closing_while_redis_is_frozen_ends(own_redis: RedisProcess) -> None:
     async with budgets(own_redis.url, timeout_s=0.5, on_outage="share") as [budget]:
-        running = await budget.reserve([scope(slots=1)], 0)
+        running = await reserve(budget, [scope(slots=1)], 0)
         budget.start()
         async with frozen(own_redis), asyncio.timeout(HANGS_S):
-            settling = asyncio.create_task(budget.settle(running, 0))
+            running.settle(used(0))
             await asyncio.sleep(0)
             await budget.aclose(deadline_s=0.1)
-            await asyncio.wait([settling])
