@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RENEW_S = 10.0
 TICK_S = 0.25  # idle leases and slots are looked after, and what is owed is sent, so often
 AGAIN_S = 0.025  # what another process gives back as its request ends may still be on its way: ask once more
-MAX_WISHES = 64  # accounts in one exchange
+MAX_WISHES = 16  # accounts in one exchange: a script holds up everybody else in Redis
 NOTHING_USED = Outcome(Ending.CLIENT_GONE, 499, None)
 
 

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from redis.asyncio import Redis
 
+from gateway.admission import gate as gate_module
 from gateway.admission.budget import Budget
 from gateway.admission.gate import Gate
 from gateway.admission.link import RedisLink
@@ -39,7 +40,7 @@ async def test_a_request_without_limits_never_asks_redis() -> None:
     link = Away()
     gate = Gate(Budget(link, on_outage="closed"))
     ticket = await gate.admit(principal(), "chat", NO_LIMITS, 10**9)
-    await ticket.settle(COMPLETED)
+    ticket.settle(COMPLETED)
     assert ticket.rate == NO_RATE
     assert link.asked == 0
 
@@ -62,8 +63,8 @@ async def test_a_second_settle_gives_nothing_back() -> None:
     limits = Limits(in_flight=2)
     first = await gate.admit(principal(limits), "chat", NO_LIMITS, 0)
     await gate.admit(principal(limits), "chat", NO_LIMITS, 0)
-    await first.settle(COMPLETED)
-    await first.settle(COMPLETED)
+    first.settle(COMPLETED)
+    first.settle(COMPLETED)
     await gate.admit(principal(limits), "chat", NO_LIMITS, 0)
     with pytest.raises(LimitExceeded):
         await gate.admit(principal(limits), "chat", NO_LIMITS, 0)
@@ -85,5 +86,33 @@ async def test_nothing_generated_gives_the_whole_reservation_back() -> None:
     gate = Gate(Budget(Away(), on_outage="share"))
     caller = principal(Limits(tokens_per_min=100))
     ticket = await gate.admit(caller, "chat", NO_LIMITS, 90)
-    await ticket.settle(Outcome(Ending.UPSTREAM_ERROR, 502, None))
+    ticket.settle(Outcome(Ending.UPSTREAM_ERROR, 502, None))
     assert (await gate.admit(caller, "chat", NO_LIMITS, 90)).rate.remaining_tokens == 10
+
+
+async def test_only_redis_refuses_so_nothing_is_admitted_or_refused_without_a_lease() -> None:
+    link = Away()
+    gate = Gate(Budget(link, on_outage="share"))
+    assert gate.try_admit(principal(Limits(requests_per_min=5)), "chat", NO_LIMITS, 0) is None
+    assert gate.try_admit(principal(), "chat", NO_LIMITS, -5) is not None
+    assert link.asked == 0
+
+
+async def test_callers_are_bounded_and_what_they_hold_outlives_being_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "MAX_CALLERS", 2)
+    gate = Gate(Budget(Away(), on_outage="share"))
+    caller = principal(Limits(in_flight=1))
+    ticket = await gate.admit(caller, "chat", NO_LIMITS, 0)
+    for _ in range(5):
+        await gate.admit(principal(Limits(requests_per_min=100), user=None), "chat", NO_LIMITS, 0)
+    with pytest.raises(LimitExceeded):
+        await gate.admit(caller, "chat", NO_LIMITS, 0)
+    ticket.settle(COMPLETED)
+    await gate.admit(caller, "chat", NO_LIMITS, 0)
+
+
+async def test_two_principals_of_one_key_spend_from_one_limit() -> None:
+    gate = Gate(Budget(Away(), on_outage="share"))
+    await gate.admit(principal(Limits(requests_per_min=1)), "chat", NO_LIMITS, 0)
+    with pytest.raises(LimitExceeded):
+        await gate.admit(principal(Limits(requests_per_min=1)), "chat", NO_LIMITS, 0)
