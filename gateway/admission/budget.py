@@ -152,14 +152,14 @@ class Budget:
             exchange = Exchange(self.process_id, self._number, self._expected, gives, slots, wishes)
             try:
                 answer = await self._script.send(exchange, timeout_s)
+                self._holdings.confirm(gives)
+                self.processes = answer.processes
+                for wish, grant in zip(wishes, answer.grants, strict=True):
+                    self._granted(wish, grant, answer, sent_s)
             except BaseException:
                 self._holdings.dirty.update(dict.fromkeys(slots))
                 self._fail(wishes)
                 raise
-            self._holdings.confirm(gives)
-            self.processes = answer.processes
-            for wish, grant in zip(wishes, answer.grants, strict=True):
-                self._granted(wish, grant, answer, sent_s)
 
     def _wish(self, account: Account, now_s: float) -> Wish:
         if account.waiters:  # what it has does not do: all of it goes back in the same step

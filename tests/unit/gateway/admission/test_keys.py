@@ -195,6 +195,20 @@ async def test_a_known_key_is_asked_for_again_only_after_its_time(store: KeyStor
     assert len(ring.asked) == 2
 
 
+async def test_a_key_that_did_not_change_is_the_same_principal_and_one_that_did_another(
+    store: KeyStore, ring: Ring, clock: Clock
+) -> None:
+    ring.add(KEY, limits=Limits(tokens_per_min=7))
+    first = await store.authenticate(KEY)
+    clock.now += FRESH_S + 0.001
+    assert await store.authenticate(KEY) is first
+    ring.add(KEY, limits=Limits(tokens_per_min=8))
+    clock.now += FRESH_S + 0.001
+    changed = await store.authenticate(KEY)
+    assert changed is not first
+    assert changed.key_limits == Limits(tokens_per_min=8)
+
+
 async def test_a_revoked_key_is_refused_once_its_cache_time_is_over(store: KeyStore, ring: Ring, clock: Clock) -> None:
     ring.add(KEY)
     await store.authenticate(KEY)
