@@ -13,7 +13,7 @@ import pytest
 from fakes.budget_world import aged, budgets, held, in_window, kill, let_time_pass, reserve, scope, used
 from fakes.engine import eventually
 from fakes.redis_process import RedisProcess
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -225,15 +225,16 @@ async def is_free(redis: Redis) -> bool:
 
 # --- the sum over all processes ---------------------------------------------------------------------------------------
 
-RPM, TPM, SLOTS = 60, 2000, 12
-LIMITS = [scope("key:a", rpm=RPM, tpm=TPM, slots=SLOTS), scope("user:u", rpm=RPM * 2, slots=SLOTS * 2)]
+tight_limits = st.sampled_from(
+    [Limits(20, 10**6, 100), Limits(200, 600, 100), Limits(200, 10**6, 7), Limits(20, 600, 7)]
+)
 
 steps = st.one_of(
-    st.tuples(st.just("admit"), st.integers(0, 3), st.integers(1, 30), st.integers(0, 120)),
-    st.tuples(st.just("settle"), st.integers(0, 100), st.integers(1, 30), st.integers(0, 100)),
+    st.tuples(st.just("admit"), st.integers(0, 3), st.integers(1, 12), st.sampled_from([0, 10, 90])),
+    st.tuples(st.just("settle"), st.integers(0, 9), st.integers(1, 12), st.integers(0, 100)),
     st.tuples(st.just("kill"), st.integers(0, 3), st.just(0), st.just(0)),
     st.tuples(st.just("idle"), st.sampled_from([0, 10, 300]), st.just(0), st.just(0)),
-    st.tuples(st.just("age"), st.sampled_from([1, 5, 20, 31, 59, 61]), st.just(0), st.just(0)),
+    st.tuples(st.just("age"), st.sampled_from([1, 29, 31, 58, 61]), st.just(0), st.just(0)),
 )
 
 
@@ -254,6 +255,7 @@ class World:
 
     redis: Redis
     processes: list[Budget]
+    limits: Limits
     fresh: Callable[[], Awaitable[Budget]]
     past: list[Held] = field(default_factory=list)
     aged_s: float = 0.0
@@ -287,7 +289,7 @@ class World:
         self.check()
 
     async def admit(self, process: int, tokens: int) -> None:
-        limits: list[Scope] = LIMITS
+        limits = [Scope("key:a", self.limits), scope("user:u", rpm=300, slots=80)]
         try:
             ticket = await reserve(self.processes[process], limits, tokens)
         except LimitExceeded:
@@ -297,15 +299,19 @@ class World:
 
     def check(self) -> None:
         recent = [entry for entry in self.past if self.now_s() - entry.at_s < 60]
-        assert len(recent) <= RPM
-        assert sum(entry.tokens for entry in recent) <= TPM
-        assert sum(entry.is_running for entry in self.past) <= SLOTS
+        assert len(recent) <= (self.limits.requests_per_min or 0)
+        assert sum(entry.tokens for entry in recent) <= (self.limits.tokens_per_min or 0)
+        assert sum(entry.is_running for entry in self.past) <= (self.limits.in_flight or 0)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plan=st.lists(steps, max_size=25))
+@example(
+    limits=Limits(20, 10**6, 100),
+    plan=[("admit", 0, 12, 10), ("admit", 1, 12, 10), ("age", 58, 0, 0), ("admit", 2, 1, 10), ("age", 5, 0, 0)] * 2,
+)
+@given(limits=tight_limits, plan=st.lists(steps, max_size=25))
 def test_whatever_happens_the_processes_together_never_admit_more_than_a_limit(
-    redis_process: RedisProcess, plan: list[tuple[str, int, int, int]]
+    redis_process: RedisProcess, limits: Limits, plan: list[tuple[str, int, int, int]]
 ) -> None:
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack, Redis.from_url(redis_process.url) as client:
@@ -315,7 +321,7 @@ def test_whatever_happens_the_processes_together_never_admit_more_than_a_limit(
                 [budget] = await stack.enter_async_context(budgets(redis_process.url))
                 return budget
 
-            world = World(client, [await fresh() for _ in range(4)], fresh)
+            world = World(client, [await fresh() for _ in range(4)], limits, fresh)
             for step in plan:
                 await world.step(*step)
             for process in world.processes:
