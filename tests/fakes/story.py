@@ -287,6 +287,9 @@ class FakeGate:
         self.log: list[str] = []
         self._refusal = refusal
 
+    def try_admit(self, principal: Principal, route_name: str, route_limits: Limits, reserve_tokens: int) -> None:
+        """Every request has to ask."""
+
     async def admit(self, principal: Principal, route_name: str, route_limits: Limits, reserve_tokens: int) -> Ticket:
         if self._refusal is not None:
             raise self._refusal
