@@ -160,7 +160,7 @@ class Exchange:
         ends_at = loop.time() + total_s
         self._is_reading = True
         self._line.resume_reading()
-        if not self._body and self._fields.get(b"expect", b"").lower() == b"100-continue":
+        if not self._body and (self._fields.get(b"expect") or b"").lower() == b"100-continue":
             self._line.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while self._has_more_body and self._body_bytes <= limit_bytes:
             self._body_waiter = loop.create_future()

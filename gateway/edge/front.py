@@ -147,6 +147,8 @@ class Front(asyncio.Protocol):
         self._flow.resume_writing()
         current, self._current = self._current, None
         if isinstance(current, Exchange):
+            if current.task is not None:  # one that is cancelled before it began cannot say that it has ended
+                current.task.add_done_callback(self._state.tasks.discard)
             current.abandon()
         elif current is not None:
             current.disconnected = not current.response_complete
@@ -359,7 +361,7 @@ class Front(asyncio.Protocol):
             access_log=False,
             default_headers=self._state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=(b"expect", b"100-continue") in self._headers,
+            expect_100_continue=(dict(self._headers).get(b"expect") or b"").lower() == b"100-continue",
             keep_alive=keep_alive,
             on_response=self.ended,
         )

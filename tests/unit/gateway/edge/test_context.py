@@ -12,7 +12,10 @@ from fakes.client import DATE, Headers, Reply, Timers, read_reply
 from gateway.domain.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from gateway.domain.request import RateState
 from gateway.edge import context
-from gateway.edge.context import COMMENT, EARLY_BODY_BYTES, Exchange, request_id_of
+from gateway.edge.context import COMMENT, EARLY_BODY_BYTES, Exchange, RequestIds, request_id_of
+
+IDS = RequestIds()
+EXPECT = (b"expect", b"100-Continue")
 
 
 class FakeLine:
@@ -24,6 +27,12 @@ class FakeLine:
         self.written = b""
         self.is_full = False
         self.calls: list[str] = []
+
+    def new_id(self) -> str:
+        return IDS.new()
+
+    def handler_ended(self, task: object) -> None:
+        self.calls.append("handler ended")
 
     def write(self, data: bytes) -> None:
         assert data and "cut" not in self.calls
@@ -49,7 +58,7 @@ class FakeLine:
 
 
 def exchange(
-    headers: Headers | None = None, *, method: str = "POST", version: str = "1.1", wants_continue: bool = False
+    headers: Headers | None = None, *, method: str = "POST", version: str = "1.1"
 ) -> tuple[Exchange, FakeLine]:
     line = FakeLine()
     made = Exchange(
@@ -58,7 +67,6 @@ def exchange(
         [(b"x-request-id", b"mine")] if headers is None else headers,
         version=version,
         keep_alive=version == "1.1",
-        wants_continue=wants_continue,
     )
     return made, line
 
@@ -67,7 +75,7 @@ def exchange(
 
 
 def id_of(*values: bytes) -> str:
-    return request_id_of([(b"x-request-id", value) for value in values])
+    return request_id_of([(b"x-request-id", value) for value in values], IDS.new)
 
 
 @pytest.mark.parametrize("value", [b"a", b"customer-42", b"4bf92f35-77b3.x_y", b"A" * 128])
@@ -229,7 +237,7 @@ async def test_a_body_held_back_goes_on_when_it_is_asked_for_and_is_not_held_aga
 async def test_a_caller_who_waits_for_a_word_is_told_to_go_on_when_its_body_is_wanted(
     early: list[bytes], told: bytes
 ) -> None:
-    mine, line = exchange(wants_continue=True)
+    mine, line = exchange([EXPECT])
     for piece in early:
         mine.feed(piece)
     reading = asyncio.create_task(mine.read_body(10, 5, 50))
@@ -242,7 +250,7 @@ async def test_a_caller_who_waits_for_a_word_is_told_to_go_on_when_its_body_is_w
 
 
 async def test_a_caller_who_waits_is_not_told_to_go_on_with_a_body_that_is_refused() -> None:
-    mine, line = exchange([(b"content-length", b"11")], wants_continue=True)
+    mine, line = exchange([(b"content-length", b"11"), EXPECT])
     with pytest.raises(BodyTooLarge):
         await mine.read_body(10, 5, 50)
     assert line.written == b""
@@ -304,7 +312,7 @@ def test_an_exchange_without_a_whole_reply_is_cut_when_its_handler_is_done() -> 
         mine, line = exchange()
         begin(mine)
         mine.close()
-        assert line.calls == ["cut"]
+        assert line.calls == ["handler ended", "cut"]
     mine, line = exchange()
     mine.reply(200, [], b"x")
     mine.close()
