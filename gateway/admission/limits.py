@@ -12,7 +12,7 @@ from gateway.domain.request import Limits, RateState
 
 WINDOW_S = 60
 SPAN_S = 1.0  # what is taken ahead may be spent for so long
-KEEP_S = 61  # a bucket counts for so many seconds after its own: until its last possible spending is 60 s old
+KEEP_S = WINDOW_S + 1  # a bucket counts for so many seconds after its own: until its last possible spending is 60 s old
 SLOT_WAIT_S = 1.0  # nobody knows when a slot comes free: ask again in a second
 BACK_S = 1.0  # what another process took ahead and does not use is back by then
 
