@@ -316,7 +316,7 @@ def test_an_exchange_without_a_whole_reply_is_cut_when_its_handler_is_done() -> 
     mine, line = exchange()
     mine.reply(200, [], b"x")
     mine.close()
-    assert line.calls == ["ended"]
+    assert line.calls == ["ended", "handler ended"]
 
 
 # --- replies ------------------------------------------------------------------------------------------------
