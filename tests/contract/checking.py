@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import httpx
 from contract.answers import Stream
+from contract.answers_paths import Named
 from contract.probes import Probe
 from contract.shapes import mismatch
 
@@ -31,6 +32,8 @@ async def check(engine: Engine, probe: Probe) -> None:
         fits(expected if isinstance(expected, re.Pattern) else re.compile(re.escape(expected)), reply.headers.get(name))
     if probe.stream is not None:
         check_stream(probe.stream, reply.text)
+    elif probe.named is not None:
+        check_named(probe.named, reply.text)
     elif isinstance(probe.answer, bytes):
         assert reply.content == probe.answer
     elif probe.answer is not None:
@@ -59,6 +62,20 @@ def check_stream(expected: Stream, text: str) -> None:
         assert len(own) < expected.tokens
         for event in own:
             fits(expected.token, event)
+
+
+def check_named(expected: Named, text: str) -> None:
+    """AssertionError unless the named events of the body are the expected ones, in order, with one piece or more."""
+    events = []
+    for event in text.rstrip("\n").split("\n\n"):
+        name, _, data = event.partition("\ndata: ")
+        events.append((name.removeprefix("event: "), json.loads(data)))
+    pieces = len(events) - len(expected.before) - len(expected.after)
+    assert pieces > 0, [name for name, _ in events]
+    shapes = [*expected.before, *[expected.piece] * pieces, *expected.after]
+    assert [name for name, _ in events] == [name for name, _ in shapes]
+    for (_, shape), (_, value) in zip(shapes, events, strict=True):
+        fits(shape, value)
 
 
 def fits(shape: Any, value: Any) -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.answers import CHAT, MAX_LEN, MODEL, NAME, TEXT, TOKENS, Stream, chat_stream, error, text_stream
+from contract.answers_paths import Named
 
-_JSON = {"content-type": "application/json"}
-_SSE = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
+JSON = {"content-type": "application/json"}
+SSE = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
 _NOT_FOUND = {"detail": "Not Found"}
 _UNAUTHORIZED = {"error": "Unauthorized"}
 _USAGE = {"stream_options": {"include_usage": True}}
@@ -29,12 +30,13 @@ class Probe:
     method: str
     path: str
     body: Any = None
-    headers: dict[str, str] = field(default_factory=lambda: _JSON)
+    headers: dict[str, str] = field(default_factory=lambda: JSON)
     with_key: bool = True
     status: int = 200
     answer: Any = None  # shape of the JSON; bytes: the body exactly
-    answer_headers: dict[str, Any] = field(default_factory=lambda: _JSON)
+    answer_headers: dict[str, Any] = field(default_factory=lambda: JSON)
     stream: Stream | None = None
+    named: Named | None = None
 
     @property
     def content(self) -> bytes | None:
@@ -70,7 +72,7 @@ def _text(name: str, answer: Any = TEXT, **fields: Any) -> Probe:
 
 def _streamed(name: str, stream: Stream, path: str, body: dict[str, Any]) -> Probe:
     body = {"stream": True, "ignore_eos": True, **body}
-    return Probe(f"stream: {name}", "POST", path, body, answer_headers=_SSE, stream=stream)
+    return Probe(f"stream: {name}", "POST", path, body, answer_headers=SSE, stream=stream)
 
 
 def _refused(
@@ -117,7 +119,7 @@ _ANSWERED = [
     Probe("chat: charset in the content type", "POST", "/v1/chat/completions", chat(), answer=CHAT,
           headers={"content-type": "application/json; charset=utf-8"}),
     Probe("chat: id from x-request-id", "POST", "/v1/chat/completions", chat(),
-          headers=_JSON | {"x-request-id": "r-1"}, answer=CHAT | {"id": "chatcmpl-r-1"}),
+          headers=JSON | {"x-request-id": "r-1"}, answer=CHAT | {"id": "chatcmpl-r-1"}),
     Probe("invocations is chat, without a key", "POST", "/invocations", chat(), with_key=False, answer=CHAT),
     _text("short"),
     _text("several prompts", prompt=["a", "b"]),

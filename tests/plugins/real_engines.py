@@ -48,6 +48,20 @@ def bare_tiny(vllm_command: str, models_dir: Path) -> Iterator[RealEngine]:
         yield engine
 
 
+@pytest.fixture(scope="session")
+def bare_embed(vllm_command: str, models_dir: Path) -> Iterator[RealEngine]:
+    """vLLM on tiny-embed as `tiny`, with a key and a window of 512 tokens."""
+    with real_engine(vllm_command, models_dir / "tiny-embed", "tiny", "--max-model-len", "512") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def bare_rerank(vllm_command: str, models_dir: Path) -> Iterator[RealEngine]:
+    """vLLM on tiny-rerank as `tiny`, with a key and a window of 512 tokens."""
+    with real_engine(vllm_command, models_dir / "tiny-rerank", "tiny", "--max-model-len", "512") as engine:
+        yield engine
+
+
 @contextmanager
 def real_engine(vllm: str, model: Path, name: str, *flags: str) -> Iterator[RealEngine]:
     """Starts a vLLM of its own and waits until it is healthy; AssertionError with its log if it never is."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from workers.fake_engine.checks import Job
-from workers.fake_engine.options import VERSION
+from workers.fake_engine.options import VERSION, Options
 
 DONE = b"data: [DONE]\n\n"
 ENGINE_DEAD = {
@@ -34,6 +34,11 @@ def compact(value: object) -> bytes:
     return _ENCODER.encode(value).encode(errors="surrogatepass")
 
 
+def named(kind: str, fields: dict[str, Any]) -> bytes:
+    """An event that has a name besides its data."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), compact(fields))
+
+
 @lru_cache(maxsize=4096)
 def _quoted(piece: str) -> bytes:
     return compact(piece)
@@ -42,7 +47,7 @@ def _quoted(piece: str) -> bytes:
 class StreamEvents:
     """Builds the events of one stream in the order: roles (chat only), tokens, usage."""
 
-    def __init__(self, job: Job, answer_id: str) -> None:
+    def __init__(self, job: Job, answer_id: str, options: Options) -> None:
         self._job = job
         kind = "chat.completion.chunk" if job.chat else "text_completion"
         head = {"id": answer_id, "object": kind, "created": job.created, "model": job.model}
@@ -60,8 +65,11 @@ class StreamEvents:
     def _choice_head(self, choice: int) -> bytes:
         return b'{"index":%d,%b' % (choice, b'"delta":{"content":' if self._job.chat else b'"text":')
 
-    def role(self, choice: int) -> bytes:
-        """First event of a chat choice."""
+    def opening(self) -> list[bytes]:
+        """The roles of a chat's choices."""
+        return [self._role(choice) for choice in range(len(self._job.choices))] if self._job.chat else []
+
+    def _role(self, choice: int) -> bytes:
         body = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % choice
         return self._head + body + self._usage(choice, first=True) + b',"prompt_token_ids":null,"prompt_text":null}\n\n'
 
@@ -94,10 +102,19 @@ class StreamEvents:
             )
         )
 
-    def usage(self) -> bytes:
+    def closing(self) -> list[bytes]:
         """The event before [DONE] that include_usage asks for: no choices."""
+        if not self._job.include_usage:
+            return []
         usage: dict[str, Any] = _counts(self._job, sum(self._generated))
-        return self._head + b'],"usage":' + compact(usage) + b',"system_fingerprint":"%b"}\n\n' % FINGERPRINT.encode()
+        return [self._head + b'],"usage":' + compact(usage) + b',"system_fingerprint":"%b"}\n\n' % FINGERPRINT.encode()]
+
+    def done(self) -> bytes:
+        return DONE
+
+    def failed(self) -> bytes | None:
+        """vLLM's words for a dead engine core."""
+        return ERROR_EVENT + DONE
 
     def _usage(self, choice: int, first: bool = False) -> bytes:
         if not self._job.continuous_usage:
@@ -106,11 +123,11 @@ class StreamEvents:
         return b',"usage":' + compact(usage | {"completion_tokens_details": None})
 
 
-def whole(job: Job, answer_id: str, prompt_details: bool) -> bytes:
+def whole(job: Job, answer_id: str, options: Options) -> bytes:
     """The answer that is not streamed."""
     choices = [_choice(job, at, "".join(tokens)) for at, tokens in enumerate(job.choices)]
     usage: dict[str, Any] = _counts(job, sum(map(len, job.choices)))
-    usage["prompt_tokens_details"] = {"cached_tokens": 0, "created_cache_tokens": 0} if prompt_details else None
+    usage["prompt_tokens_details"] = {"cached_tokens": 0, "created_cache_tokens": 0} if options.prompt_details else None
     usage["completion_tokens_details"] = None
     answer: dict[str, Any] = {
         "id": answer_id,

@@ -11,10 +11,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from workers.fake_engine.answers import ENGINE_DEAD, compact
-from workers.fake_engine.checks import chat_tokens, check_model, job_of
-from workers.fake_engine.engine import Engine, count_tokens, token_ids
+from workers.fake_engine.checks import Job, chat_tokens, check_model, generating_nothing, job_of
+from workers.fake_engine.engine import Engine, count_tokens, token_ids, words
+from workers.fake_engine.kinds import Kind
+from workers.fake_engine.messages import counted_message
 from workers.fake_engine.metrics import CONTENT_TYPE, exposition
 from workers.fake_engine.options import VERSION, Options
+from workers.fake_engine.paths import CHAT, TEXT, Path, paths_of
 from workers.fake_engine.run import EngineDied, Run
 from workers.fake_engine.schema import Body, Refusal, decode, refusal, schema_error
 from workers.fake_engine.wire import Headers, Reply, Request
@@ -22,6 +25,8 @@ from workers.fake_engine.wire import Headers, Reply, Request
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 _JSON = ("content-type", "application/json")
 _VARY = ("vary", "Origin")
+
+Handler = Callable[[Request, Reply], Awaitable[None]]
 
 
 class Api:
@@ -34,7 +39,7 @@ class Api:
         self._requests: deque[Request] = deque(maxlen=100)
         self._calls: Counter[str] = Counter()
         self._children: list[int] = []
-        self._routes: dict[str, tuple[str, Callable[[Request, Reply], Awaitable[None]]]] = {
+        self._routes: dict[str, tuple[str, Handler]] = {
             "/health": ("GET", self._health),
             "/ping": ("GET, POST", self._health),
             "/version": ("GET", self._version),
@@ -42,12 +47,21 @@ class Api:
             "/metrics": ("GET", self._metrics),
             "/v1/models": ("GET", self._models),
             "/tokenize": ("POST", self._tokenize),
-            "/v1/chat/completions": ("POST", self._chat),
-            "/v1/completions": ("POST", self._completions),
-            "/invocations": ("POST", self._invocations),
+            "/detokenize": ("POST", self._detokenize),
             "/fake/requests": ("GET", self._seen),
             "/fake/state": ("GET", self._state),
         }
+        if not options.pooling:
+            self._routes["/v1/messages/count_tokens"] = ("POST", self._count_message)
+            self._routes["/invocations"] = ("POST", self._invocations)
+        self._routes |= {name: ("POST", self._handler(path)) for name, path in paths_of(options).items()}
+
+    def _handler(self, path: Path) -> Handler:
+        async def answer(request: Request, reply: Reply) -> None:
+            body = path.read(request.header("content-type"), request.body)
+            await self._run(request, reply, path.job_for(body, self._options), path.kind)
+
+        return answer
 
     def children(self, pids: list[int]) -> None:
         """Told once by `process.py`, for /fake/state."""
@@ -145,7 +159,7 @@ class Api:
                 raise schema_error("body.prompt", "missing", "Field required", f"<dict of {len(body)} items>")
             ids = token_ids(prompt)
         answer = {"count": len(ids), "max_model_len": self._options.max_model_len, "tokens": ids, "token_strs": None}
-        await self._json(request, reply, answer)
+        await self._told(request, reply, body, answer)
 
     async def _seen(self, request: Request, reply: Reply) -> None:
         seen = [
@@ -166,18 +180,34 @@ class Api:
         }
         await self._json(request, reply, state)
 
-    async def _chat(self, request: Request, reply: Reply) -> None:
-        await self._complete(request, reply, decode(request.header("content-type"), request.body), chat=True)
+    async def _detokenize(self, request: Request, reply: Reply) -> None:
+        body = decode(request.header("content-type"), request.body)
+        check_model(body, self._options)
+        tokens = body.get("tokens")
+        if "tokens" in body and not isinstance(tokens, list):
+            raise schema_error("body.tokens", "list_type", "Input should be a valid list", tokens)
+        if not isinstance(tokens, list):
+            raise schema_error("body.tokens", "missing", "Field required", f"<dict of {len(body)} items>")
+        await self._told(request, reply, body, {"prompt": "".join(words(str(tokens), 0, len(tokens)))})
 
-    async def _completions(self, request: Request, reply: Reply) -> None:
-        await self._complete(request, reply, decode(request.header("content-type"), request.body), chat=False)
+    async def _count_message(self, request: Request, reply: Reply) -> None:
+        body = decode(request.header("content-type"), request.body)
+        await self._told(request, reply, body, counted_message(body, self._options))
+
+    async def _told(self, request: Request, reply: Reply, body: Body, answer: dict[str, Any]) -> None:
+        """An answer that needs no engine core, unless a fault is asked for."""
+        if "x_fake" in body:
+            job = generating_nothing(body, self._options, 0)
+            await self._run(request, reply, job, Kind("", lambda *_: compact(answer)))
+        else:
+            await self._json(request, reply, answer)
 
     async def _invocations(self, request: Request, reply: Reply) -> None:
         body = decode(request.header("content-type"), request.body)
-        await self._complete(request, reply, body, chat="messages" in body)
+        chat = "messages" in body
+        await self._run(request, reply, job_of(body, self._options, chat), CHAT if chat else TEXT)
 
-    async def _complete(self, request: Request, reply: Reply, body: Body, chat: bool) -> None:
-        job = job_of(body, self._options, chat)
+    async def _run(self, request: Request, reply: Reply, job: Job, kind: Kind) -> None:
         self._engine.accepted += 1
         if self._engine.dead:
             raise Refusal(500, ENGINE_DEAD)
@@ -188,7 +218,7 @@ class Api:
         self._engine.jobs.add(task)
         try:
             name = request.header("x-request-id") or ""
-            await Run(self._options, self._engine, reply, self._headers(request), job, name).run()
+            await Run(self._options, self._engine, reply, self._headers(request), job, kind, name).run()
         except EngineDied:
             self._on_engine_death()
         finally:

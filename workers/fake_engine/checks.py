@@ -1,4 +1,4 @@
-"""Turns the body of a completion into a job, or refuses it in vLLM's words; called by `api.py`."""
+"""Turns the body of a completion into a job, or refuses it in vLLM's words; `kinds.py` and its like call it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ _CHAT_OVERHEAD: Final = 4  # tokens that a chat template adds per message
 
 @dataclass(slots=True)
 class Job:
-    """One accepted completion. `choices` holds each choice's tokens."""
+    """One accepted request. `choices` holds each choice's tokens; a request that generates nothing has none."""
 
-    chat: bool
     stream: bool
-    include_usage: bool
-    continuous_usage: bool
     created: int
     model: str
     prompt_tokens: int
@@ -32,35 +29,51 @@ class Job:
     priority: int
     request_id: str | None
     fault: Fault
+    body: Body
+    chat: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
 
 
 def job_of(body: Body, options: Options, chat: bool) -> Job:
-    """The job that a decoded body asks for; raises Refusal."""
-    try:
-        fault = fault_of(body.get("x_fake"))
-    except (BadFault, TypeError, ValueError) as exc:
-        raise refusal(400, str(exc), param="x_fake") from None
-    asked = _asked_tokens(body)
+    """The job that the body of a chat or a completion asks for; raises Refusal."""
+    fault = fault_in(body)
+    asked = asked_tokens(body, "max_completion_tokens", "max_tokens")
     prompts = _chat_prompt(body, options) if chat else _text_prompts(body)
     check_model(body, options)
-    _check_sampling(body)
+    check_sampling(body)
     stream_options = body.get("stream_options") or {}
     if stream_options and not body.get("stream"):
         message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
         raise refusal(400, message, param="stream_options")
+    job = generation(body, options, prompts, asked, fault, unasked=None if chat else 16)
+    job.chat = chat
+    job.include_usage = bool(stream_options.get("include_usage")) and not fault.no_usage
+    job.continuous_usage = bool(stream_options.get("continuous_usage_stats")) and not fault.no_usage
+    return job
+
+
+def generation(
+    body: Body,
+    options: Options,
+    prompts: list[tuple[str, int]],
+    asked: int | None,
+    fault: Fault,
+    *,
+    unasked: int | None = None,
+    name: str = "max_tokens",
+) -> Job:
+    """A job that generates from texts with their token counts. Without `asked`, `unasked` or the room is the limit.
+
+    `name` is what the engine calls the limit.
+    """
     room = options.max_model_len
     if asked is not None and asked > room:
         trouble = f"cannot be greater than max_model_len={room}. Please request fewer output tokens."
-        raise _value("max_tokens", asked, trouble, f"max_tokens={asked}")
+        raise _value(name, asked, trouble, f"{name}={asked}")
     longest = max(tokens for _, tokens in prompts)
-    if longest >= room:
-        message = (
-            f"This model's maximum context length is {room} tokens. However, your prompt contains at least "
-            f"{room + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
-            f"length of the input prompt. (parameter=input_tokens, value={room + 1})"
-        )
-        raise refusal(400, message, param="input_tokens")
-    limit = min(room - longest, asked if asked is not None else room if chat else 16)
+    check_length(longest + 1, options)
+    limit = min(room - longest, asked or unasked or room)
     own_length = fault.tokens if fault.tokens is not None else options.tokens
     length = limit if body.get("ignore_eos") else min(limit, own_length)
     finish = "length" if length == limit else "stop"
@@ -72,10 +85,7 @@ def job_of(body: Body, options: Options, chat: bool) -> Job:
     if fault.abort:
         choices, finish = [tokens[: max(1, len(tokens) // 2)] for tokens in choices], "abort"
     return Job(
-        chat=chat,
         stream=bool(body.get("stream")),
-        include_usage=bool(stream_options.get("include_usage")) and not fault.no_usage,
-        continuous_usage=bool(stream_options.get("continuous_usage_stats")) and not fault.no_usage,
         created=int(time.time()),
         model=options.names[0],
         prompt_tokens=sum(tokens for _, tokens in prompts),
@@ -84,7 +94,44 @@ def job_of(body: Body, options: Options, chat: bool) -> Job:
         priority=body.get("priority") or 0,
         request_id=body.get("request_id"),
         fault=fault,
+        body=body,
     )
+
+
+def generating_nothing(body: Body, options: Options, prompt_tokens: int) -> Job:
+    """A job whose answer is there as soon as its prompt is read."""
+    return Job(
+        stream=False,
+        created=int(time.time()),
+        model=options.names[0],
+        prompt_tokens=prompt_tokens,
+        choices=[],
+        finish="stop",
+        priority=body.get("priority") or 0,
+        request_id=body.get("request_id"),
+        fault=fault_in(body),
+        body=body,
+    )
+
+
+def fault_in(body: Body) -> Fault:
+    """What `x_fake` asks for; raises Refusal."""
+    try:
+        return fault_of(body.get("x_fake"))
+    except (BadFault, TypeError, ValueError) as exc:
+        raise refusal(400, str(exc), param="x_fake") from None
+
+
+def check_length(tokens: int, options: Options) -> None:
+    """Raises Refusal when so many tokens are more than the window."""
+    room = options.max_model_len
+    if tokens > room:
+        message = (
+            f"This model's maximum context length is {room} tokens. However, your prompt contains at least "
+            f"{room + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
+            f"length of the input prompt. (parameter=input_tokens, value={room + 1})"
+        )
+        raise refusal(400, message, param="input_tokens")
 
 
 def check_model(body: Body, options: Options) -> None:
@@ -107,7 +154,7 @@ def chat_tokens(body: Body) -> tuple[str, int]:
     text = "".join(_content(at, message) for at, message in enumerate(messages))
     if body.get("tools"):
         text += json.dumps(body["tools"])
-    return text, _CHAT_OVERHEAD * (len(messages) + 1) + _count(text)
+    return text, _CHAT_OVERHEAD * (len(messages) + 1) + count(text)
 
 
 def _content(at: int, message: object) -> str:
@@ -141,18 +188,19 @@ def _text_prompts(body: Body) -> list[tuple[str, int]]:
         message = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
         raise refusal(400, message, param="prompt")
     if isinstance(prompt, str):
-        return [(prompt, _count(prompt))]
+        return [(prompt, count(prompt))]
     if isinstance(prompt, list):
         if all(isinstance(item, int) for item in prompt):
             return [(str(prompt), len(prompt))]
         if all(isinstance(item, str) for item in prompt):
-            return [(item, _count(item)) for item in prompt]
+            return [(item, count(item)) for item in prompt]
         if all(isinstance(item, list) for item in prompt):
             return [(str(item), len(item)) for item in prompt]
     raise schema_error("body.prompt", "string_type", "Input should be a valid string", prompt)
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Tokens of a text; raises Refusal where it has half a surrogate pair."""
     try:
         return count_tokens(text)
     except UnicodeEncodeError:
@@ -160,17 +208,15 @@ def _count(text: str) -> int:
         raise refusal(400, message) from None
 
 
-def _asked_tokens(body: Body) -> int | None:
-    """The output limit that the body asks for: max_completion_tokens wins."""
-    asked: int | None = body.get("max_completion_tokens")
-    if asked is None:
-        asked = body.get("max_tokens")
+def asked_tokens(body: Body, *names: str) -> int | None:
+    """The output limit that the body asks for: the first name that has one wins."""
+    asked: int | None = next((body[name] for name in names if body.get(name) is not None), None)
     if asked is not None and asked < 1:
         raise _value("max_tokens", asked, f"must be at least 1, got {asked}.")
     return asked
 
 
-def _check_sampling(body: Body) -> None:
+def check_sampling(body: Body) -> None:
     temperature, top_p, n = body.get("temperature"), body.get("top_p"), body.get("n")
     if temperature is not None and temperature < 0:
         raise _value("temperature", temperature, f"must be non-negative, got {temperature}.")

@@ -25,6 +25,7 @@ class Fault:
     message: str = "asked for by x_fake"
     retry_after: int | None = None
     body: str | None = None
+    content_type: str = "application/json"
     body_bytes: int = 0
     delay_s: float = 0.0
     ttft_ms: float | None = None

@@ -3,9 +3,11 @@
 It is started as vLLM is: `serve MODEL --host H --port P --served-model-name N …`. Flags of vLLM that mean something
 to a client are honoured (--host --port --uds --served-model-name --max-model-len --max-num-seqs --api-key
 --scheduling-policy --shutdown-timeout --enable-request-id-headers --enable-prompt-tokens-details
---enable-auto-tool-choice --tool-call-parser, and VLLM_API_KEY, VLLM_HTTP_TIMEOUT_KEEP_ALIVE); any other is ignored.
-What differs from vLLM: the text is words without sense, `logprobs`, `stop` and `echo` are ignored, there is no
-/detokenize, and only a handful of the metrics exist.
+--enable-auto-tool-choice --tool-call-parser --runner --convert, and VLLM_API_KEY, VLLM_HTTP_TIMEOUT_KEEP_ALIVE); any
+other is ignored. With `--runner pooling` it serves embeddings, rerank and score in place of what generates; with
+`--convert classify` besides it no embeddings.
+What differs from vLLM: the text is words without sense, `logprobs`, `stop` and `echo` are ignored, /detokenize gives
+words too, vectors and scores mean nothing, and only a handful of the metrics exist.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from dataclasses import dataclass
 VERSION = "0.32.0"
 
 _EPILOG = """\
-faults of one request: a top-level field "x_fake" in the body of a completion, an object with any of
+faults of one request: a top-level field "x_fake" in the body (or form), an object with any of
   status N             answer with this status instead ("message" and "retry_after" go with it)
-  body TEXT            the body of that answer; body_bytes N: pad it with spaces to N bytes
+  body TEXT            the body of that answer; content_type TEXT; body_bytes N: pad it with spaces to N bytes
   delay_s X            wait before anything is sent, headers too
   ttft_ms X, itl_ms X  instead of --fake-ttft-ms and --fake-itl-ms, for this request
   tokens N             instead of --fake-tokens
@@ -40,7 +42,7 @@ fewer events they come just before [DONE]
   reset_after N        TCP reset
   cut_after N          the socket is closed in the middle of the body (no last chunk)
   close_after N        the body ends well-formed, but without finish_reason and [DONE]
-  error_event_after N  vLLM's error event, then [DONE]
+  error_event_after N  vLLM's error event, then [DONE]; where vLLM has none (/v1/responses) as cut_after
   stall_after N        silence until the client leaves; headers_only: the same after the headers
 In a stream the headers go out before event 0, as vLLM does; with "no_headers": true the end comes before them.
 Not streamed: N = 0 ends it before the headers, N > 0 after half of the body; error_event and engine_dead are a 500.
@@ -69,6 +71,9 @@ class Options:
     request_id_headers: bool
     prompt_details: bool
     tools: bool
+    pooling: bool
+    classify: bool
+    transcription: bool
     ttft_s: float
     itl_s: float
     tokens: int
@@ -109,6 +114,9 @@ def parse(argv: Sequence[str]) -> Options:
         request_id_headers=known.enable_request_id_headers,
         prompt_details=known.enable_prompt_tokens_details,
         tools=known.enable_auto_tool_choice and known.tool_call_parser is not None,
+        pooling=known.runner == "pooling",
+        classify=known.convert == "classify",
+        transcription=known.transcription,
         ttft_s=known.ttft_ms / 1000,
         itl_s=known.itl_ms / 1000,
         tokens=known.tokens,
@@ -153,6 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     as_vllm.add_argument("--enable-prompt-tokens-details", action="store_true")
     as_vllm.add_argument("--enable-auto-tool-choice", action="store_true")
     as_vllm.add_argument("--tool-call-parser")
+    as_vllm.add_argument("--runner", choices=["auto", "draft", "generate", "pooling"], default="auto")
+    as_vllm.add_argument("--convert", choices=["auto", "classify", "embed", "none"], default="auto")
     fake = parser.add_argument_group("answers")
 
     def number(name: str, default: float | None, text: str, kind: type = float) -> None:
@@ -161,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     def switch(name: str, text: str) -> None:
         fake.add_argument(f"--fake-{name}", dest=name.replace("-", "_"), action="store_true", help=text)
 
+    switch("transcription", "serve /v1/audio/transcriptions too")
     number("ttft-ms", 0, "from the slot to the first token")
     number("itl-ms", 0, "between tokens")
     number("tokens", 16, "length of an answer whose max_tokens allows it", int)

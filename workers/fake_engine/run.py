@@ -7,9 +7,10 @@ import os
 import secrets
 from typing import Final, NoReturn
 
-from workers.fake_engine.answers import DONE, ENGINE_DEAD, ERROR_EVENT, StreamEvents, compact, whole
+from workers.fake_engine.answers import ENGINE_DEAD, compact
 from workers.fake_engine.checks import Job
 from workers.fake_engine.engine import Engine
+from workers.fake_engine.kinds import Kind
 from workers.fake_engine.options import Options
 from workers.fake_engine.wire import Headers, Reply
 
@@ -29,14 +30,17 @@ class _Over(Exception):
 class Run:
     """State of one job. `run` is cancelled when the client leaves, or by `Engine.stop_jobs`."""
 
-    def __init__(self, options: Options, engine: Engine, reply: Reply, headers: Headers, job: Job, name: str) -> None:
+    def __init__(
+        self, options: Options, engine: Engine, reply: Reply, headers: Headers, job: Job, kind: Kind, name: str
+    ) -> None:
         self._options = options
         self._engine = engine
         self._reply = reply
         self._headers = headers
         self._job = job
-        self._id = ("chatcmpl-" if job.chat else "cmpl-") + (job.request_id or name or secrets.token_hex(8))
-        self._events = StreamEvents(job, self._id) if job.stream else None
+        self._kind = kind
+        self._id = kind.prefix + (job.request_id or name or secrets.token_hex(8))
+        self._events = kind.events(job, self._id, options) if job.stream and kind.events is not None else None
         self._at = [0] * len(job.choices)  # tokens sent of each choice
         self._sent = 0  # events of the stream
         self._started = False  # headers are out
@@ -67,7 +71,7 @@ class Run:
             return await self._refuse(fault.status)
         if fault.no_headers and fault.end:
             await self._end(fault.end)
-        if self._job.stream:
+        if self._events is not None:
             await self._start()
         if self._engine.hangs:
             await self._reply.silence()
@@ -77,7 +81,7 @@ class Run:
         try:
             if self._ttft_s:
                 await asyncio.sleep(self._ttft_s)
-            await (self._stream() if self._job.stream else self._plain())
+            await (self._stream() if self._events is not None else self._plain())
             self._engine.finished[self._job.finish] += 1
         finally:
             self._engine.kv_tokens -= self._job.prompt_tokens + sum(self._at)
@@ -89,7 +93,9 @@ class Run:
                  "param": None, "code": status}  # fmt: skip
         body = compact({"error": error}) if fault.body is None else fault.body.encode()
         retry = [] if fault.retry_after is None else [("retry-after", str(fault.retry_after))]
-        await self._reply.whole(status, [_JSON, *retry, *self._headers], body.ljust(fault.body_bytes))
+        await self._reply.whole(
+            status, [("content-type", fault.content_type), *retry, *self._headers], body.ljust(fault.body_bytes)
+        )
 
     async def _start(self) -> None:
         self._started = True
@@ -98,9 +104,8 @@ class Run:
     async def _stream(self) -> None:
         job, fault, events = self._job, self._job.fault, self._events
         assert events is not None
-        if job.chat:
-            for choice in range(len(job.choices)):
-                await self._event(events.role(choice))
+        for event in events.opening():
+            await self._event(event)
         for step in range(max(1, *map(len, job.choices))):
             for choice, tokens in enumerate(job.choices):
                 if step >= max(1, len(tokens)):
@@ -115,12 +120,12 @@ class Run:
                 await asyncio.sleep(self._itl_s)
             elif step % 16 == 15:
                 await asyncio.sleep(0)  # the loop must see a client that leaves
-        if job.include_usage:
-            await self._event(events.usage())
+        for event in events.closing():
+            await self._event(event)
         if fault.end:
             await self._end(fault.end)
         if not fault.no_done:
-            await self._reply.chunk(DONE)
+            await self._reply.chunk(events.done())
         await self._reply.finish()
 
     async def _event(self, data: bytes) -> None:
@@ -136,10 +141,10 @@ class Run:
         self._engine.kv_tokens += tokens
 
     async def _plain(self) -> None:
-        at_once = 1 if self._itl_s else max(1, *map(len, self._job.choices))
-        for step in range(0, max(map(len, self._job.choices)), at_once):
+        longest = max(map(len, self._job.choices), default=0)
+        for step in range(0, longest, 1 if self._itl_s else max(1, longest)):
             for choice, tokens in enumerate(self._job.choices):
-                self._count(choice, len(tokens[step : step + at_once]))
+                self._count(choice, len(tokens[step : step + (1 if self._itl_s else longest)]))
             if self._itl_s:
                 await asyncio.sleep(self._itl_s)
         fault = self._job.fault
@@ -150,7 +155,7 @@ class Run:
         await self._whole()
 
     async def _whole(self, share: float = 1.0) -> None:
-        body = whole(self._job, self._id, self._options.prompt_details)
+        body = self._kind.whole(self._job, self._id, self._options)
         await self._reply.whole(200, [_JSON, *self._headers], body, share)
 
     async def _end(self, end: str) -> NoReturn:
@@ -184,8 +189,11 @@ class Run:
         if not self._started:
             await self._reply.whole(500, [_JSON, *self._headers], compact(ENGINE_DEAD))
             return
-        await self._reply.chunk(ERROR_EVENT)
-        await self._reply.chunk(DONE)
+        failed = self._events.failed() if self._events is not None else None
+        if failed is None:
+            await self._reply.cut()
+            return
+        await self._reply.chunk(failed)
         await self._reply.finish()
 
     async def _stopped(self, mode: str) -> None:
@@ -209,5 +217,7 @@ class Run:
         for choice, tokens in enumerate(self._job.choices):
             if self._at[choice] < max(1, len(tokens)):
                 await self._reply.chunk(self._events.last(choice, "", "abort"))
-        await self._reply.chunk(DONE)
+        for event in self._events.closing():
+            await self._reply.chunk(event)
+        await self._reply.chunk(self._events.done())
         await self._reply.finish()

@@ -37,6 +37,7 @@ class Refusal(Exception):
     def __init__(self, status: int, body: object) -> None:
         super().__init__(status)
         self.status = status
+        self.document = body
         self.body = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
