@@ -10,9 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from random import Random
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from gateway.admission import length
 from gateway.admission.gate import Gate, Ticket
@@ -29,6 +27,7 @@ from gateway.fleet.snapshot import Snapshot
 from gateway.routing.choose import by_load, choose, not_ready
 from gateway.routing.table import RouteTable
 from gateway.upstream.attempt import Attempts
+from gateway.upstream.body import body_for
 from gateway.upstream.forward import STREAM_HEADERS
 from gateway.upstream.journey import Downstream, Headers, Journey
 
@@ -135,21 +134,14 @@ class Dispatcher:
         return await self._attempts.count_tokens(request, replicas)
 
     def _body(self, request: InferenceRequest, route: Route, fit: Fit, replica: ReplicaRecord) -> bytes:
-        """The body for one replica: the client's own fields as they came, ours on top."""
-        fields: dict[str, Any] = dict(request.fields)
-        for name, value in route.defaults.items():
-            fields.setdefault(name, value)
-        fields["model"] = replica.served_name
-        if (output := fit.output_for(replica.max_model_len)) is not None:
-            fields[request.output_field] = output
-            if fit.was_clamped and "max_tokens" in fields:
-                fields["max_tokens"] = output  # both names may have come, with the same value
-        if request.stream:
-            # the client's own options with include_usage on: we always need the count
-            fields["stream_options"] = {**fields.get("stream_options", {}), "include_usage": True}
-        if replica.has_priority:
-            fields["priority"] = self._classes[request.class_name].priority
-        return msgspec.json.encode(fields)
+        return body_for(
+            request,
+            replica,
+            defaults=route.defaults,
+            output=fit.output_for(replica.max_model_len),
+            was_clamped=fit.was_clamped,
+            priority=self._classes[request.class_name].priority,
+        )
 
 
 def ending_of(error: GatewayError) -> Ending:

@@ -10,15 +10,15 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.domain.endpoint import Rules
 from gateway.domain.errors import BadRequest, ContextTooLong
-from gateway.domain.request import Endpoint, InferenceRequest
+from gateway.domain.request import InferenceRequest
 from gateway.domain.route import Route
 
 TEMPLATE_TOKENS = 256  # what a chat template may add of its own; our margin, SmolLM2's adds 31
 MAX_TOKEN_BYTES = 128  # the longest tokens of today's vocabularies are runs of that many blanks
 BYTES_PER_TOKEN = 4  # English text in JSON; only for the reservation of an uncounted prompt
-COMPLETION_DEFAULT = 16  # vLLM's max_tokens for /v1/completions when the client says nothing
-UNKNOWN_OUTPUT = 1024  # reserved for a chat that names no limit on a route without a cap; settling corrects it
+UNKNOWN_OUTPUT = 1024  # reserved where neither caller nor route nor path limits the output; settling corrects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Fit:
     reserve_tokens: int
     write_output: int | None  # the route's cap where it has to be written
     was_clamped: bool  # the caller asked for more than the cap
-    was_counted: bool  # `prompt_tokens` is exact
+    was_counted: bool  # `prompt_tokens` is exact, and of one prompt
 
     def output_for(self, window: int | None) -> int | None:
         """The output limit to write for an engine with that window; None leaves the body alone.
@@ -54,11 +54,12 @@ async def fit(
 
     `count` gives the prompt's exact tokens, or None when no worker can say. Raises ContextTooLong or BadRequest.
     """
+    rules = request.endpoint.rules
     asked, was_clamped = capped(request.max_output_tokens, route, request.output_field)
-    output = asked or 1  # "as much as there is room for" needs room for one token
+    output = asked or len(rules.output_fields[:1])  # "as much as there is room for" needs room for one token
     known = [w for w in windows.values() if w is not None]
     largest = max(known) if known and len(known) == len(windows) else None
-    if largest is not None and output >= largest:
+    if largest is not None and output and output >= largest:
         raise ContextTooLong(
             f"This model's window is {largest} tokens; {_asks(request, output)}, which leaves no room for a prompt.",
             param=request.output_field,
@@ -70,38 +71,47 @@ async def fit(
             f"{size // MAX_TOKEN_BYTES} tokens. Shorten the prompt.",
             param=prompt_field(request),
         )
-    bound = 1 if request.is_multimodal else request.body_bytes + TEMPLATE_TOKENS
+    if not rules.costs_tokens:
+        return Fit(frozenset(windows), 0, 0, None, was_clamped=False, was_counted=True)
+    prompt = request.prompt_ids  # token ids are counted already; each of several prompts has a window of its own
+    longest = request.longest_ids
+    bound = longest if prompt is not None else 1 if request.is_multimodal else request.body_bytes + TEMPLATE_TOKENS
     pools = holding(bound + output, windows)
-    prompt: int | None = None
     if len(pools) < len(windows) and not request.is_multimodal:  # media: the route's order stands, the engine decides
-        prompt = await count() if request.is_countable else None
+        if prompt is None and request.is_countable and (counted := await count()) is not None:
+            prompt = longest = counted
         if prompt is not None:
-            pools = holding(prompt + output, windows)
+            pools = holding(longest + output, windows)
             if not pools:
-                raise too_long(request, prompt, output, max(known))
+                raise too_long(request, longest, output, max(known))
         elif not pools:
             # nobody could count it: the engine with the largest window decides, and no smaller one gets it
             pools = frozenset(p for p, w in windows.items() if w == max(known))
     room = max((w for p, w in windows.items() if p in pools and w is not None), default=None)
-    was_counted = prompt is not None
+    was_counted = prompt is not None and request.prompts == 1
     if prompt is None:
-        estimate = math.ceil(request.body_bytes / BYTES_PER_TOKEN)
-        prompt = estimate if room is None else min(estimate, room)
+        prompt = math.ceil((request.body_bytes + request.repeated_bytes) / BYTES_PER_TOKEN)
+        if room is not None:
+            prompt = min(prompt, room * request.prompts)
     write = asked if was_clamped else None
-    if asked is None and route.max_output_tokens is not None:
+    if asked is None and rules.output_fields and route.max_output_tokens is not None:
         # a cap is no default: completions end after 16 tokens of their own accord
-        is_needed = request.endpoint is Endpoint.CHAT or route.max_output_tokens < COMPLETION_DEFAULT
+        is_needed = rules.output_default is None or route.max_output_tokens < rules.output_default
         write = route.max_output_tokens if is_needed else None
-    reserve = prompt + request.n * (asked or _unsaid(request.endpoint, write, room, prompt))
+    of_each = prompt if request.prompts == 1 else longest  # what a window has to hold beside one answer
+    reserve = prompt + request.n * (asked or _unsaid(rules, write, room, of_each))
     return Fit(pools, prompt, reserve, write, was_clamped, was_counted)
 
 
 def prompt_field(request: InferenceRequest) -> str:
-    return "messages" if request.endpoint is Endpoint.CHAT else "prompt"
+    """The field that holds most of the prompt."""
+    names = request.endpoint.rules.prompt_fields
+    return next((name for name in names if name in request.fields), names[0])
 
 
 def prompt_bytes(request: InferenceRequest) -> int:
-    return len(bytes(request.fields[prompt_field(request)]))
+    fields = request.fields
+    return sum(len(bytes(fields[name])) for name in request.endpoint.rules.prompt_fields if name in fields)
 
 
 def holding(tokens: int, windows: Mapping[str, int | None]) -> frozenset[str]:
@@ -122,9 +132,9 @@ def capped(asked: int | None, route: Route, field: str) -> tuple[int | None, boo
 def too_long(request: InferenceRequest, prompt: int, output: int, window: int) -> ContextTooLong:
     field = request.output_field
     if request.max_output_tokens is None:
+        no_room = ", which leaves no room for an answer" if output else ""
         return ContextTooLong(
-            f"This model's window is {window} tokens; the prompt has {prompt}, which leaves no room for an answer. "
-            "Shorten the prompt.",
+            f"This model's window is {window} tokens; the prompt has {prompt}{no_room}. Shorten the prompt.",
             param=prompt_field(request),
         )
     return ContextTooLong(
@@ -139,7 +149,9 @@ def _asks(request: InferenceRequest, output: int) -> str:
     return f"{request.output_field} asks for {request.max_output_tokens}{cut}"
 
 
-def _unsaid(endpoint: Endpoint, write: int | None, room: int | None, prompt: int) -> int:
-    """The output to reserve where the caller names no limit."""
-    most = write or (COMPLETION_DEFAULT if endpoint is Endpoint.COMPLETIONS else UNKNOWN_OUTPUT)
+def _unsaid(rules: Rules, write: int | None, room: int | None, prompt: int) -> int:
+    """The output to reserve for each answer where the caller names no limit."""
+    if not rules.output_fields:
+        return 0
+    most = write or rules.output_default or UNKNOWN_OUTPUT
     return most if room is None else max(1, min(most, room - prompt))

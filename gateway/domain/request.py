@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-
-class Endpoint(StrEnum):
-    """The proxied paths; only these reach a worker."""
-
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
+from gateway.domain.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +60,22 @@ class Principal:
         return "*" in self.models or route in self.models
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A multipart body as it came, and where in it the model's name stands: it is all that is changed upstream."""
+
+    body: bytes
+    content_type: bytes  # with the boundary
+    model_begin: int
+    model_end: int
+
+
 @dataclass(slots=True)
 class InferenceRequest:
     """A decoded request. `fields` maps each top-level JSON field to its raw JSON bytes, in the client's order.
 
-    Only the fields that the gateway owns are decoded here; everything else is carried as it came.
+    Only the fields that the gateway owns are decoded here; everything else is carried as it came. Of a form, `fields`
+    has none: `form` holds it whole.
     """
 
     id: str
@@ -79,12 +84,17 @@ class InferenceRequest:
     class_name: str
     model: str
     stream: bool
-    wants_usage: bool  # the client itself asked for the usage event of a stream
+    wants_usage: bool  # the client itself asked for the usage event of a stream, or gets it anyway on this path
     max_output_tokens: int | None  # as asked (max_completion_tokens before max_tokens); None: the client said nothing
-    output_field: str  # which of the two fields the client used, or the one we write when it used none
+    output_field: str  # the one the client used, or the one we write when it used none; "": the path has no output
     n: int  # answers asked for in all: choices × prompts
     body_bytes: int
     is_countable: bool  # its prompt's tokens can be counted by a worker: text alone, one prompt
     fields: Mapping[str, Any]
     is_multimodal: bool = False  # holds images or other media: what they cost in tokens, their bytes do not tell
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())  # the few that travel upstream
+    prompts: int = 1  # each has a window for itself
+    prompt_ids: int | None = None  # the prompt came as this many token ids in all; None: as text
+    longest_ids: int = 0  # of those, in the longest prompt
+    repeated_bytes: int = 0  # read by the engine beyond the body's own: a query is read again for each document
+    form: Form | None = None

@@ -14,10 +14,11 @@ from http import HTTPStatus
 from itertools import count
 from typing import Protocol
 
+from gateway.domain.endpoint import ErrorShape
 from gateway.domain.errors import BodyTimeout, BodyTooLarge
 from gateway.domain.request import NO_RATE, RateState
 from gateway.edge.encoding import coding_of, decode_body
-from gateway.edge.respond import envelope, rate_lines, refusal_headers
+from gateway.edge.respond import envelope, event_of, rate_lines, refusal_headers
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
@@ -82,12 +83,16 @@ def request_id_of(headers: Headers, new: Callable[[], str]) -> str:
 
 
 class Exchange:
-    """Owned by one handler task, `task`. The connection feeds the body in and tells when the caller is gone."""
+    """Owned by one handler task, `task`. The connection feeds the body in and tells when the caller is gone.
+
+    Errors have the shape of the path, `errors`, which its handler sets.
+    """
 
     # what most exchanges never change stands here: setting it for each of them costs more than all the rest
     has_started = False
     response_complete = False
     status = 0
+    errors = ErrorShape.OPENAI
     rate: RateState = NO_RATE
     is_gone = False
     is_ended = False  # by us: the drain time is over
@@ -261,9 +266,9 @@ class Exchange:
     def refuse(
         self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
     ) -> None:
-        body = envelope(message, kind, param, code)
+        body = envelope(self.errors, status, message, kind, param, code)
         if self.has_started:  # by a comment: the status is spent
-            self.end_with(b"data: " + body + b"\n\n")
+            self.end_with(event_of(body, self.errors))
         else:
             self.reply(status, refusal_headers(retry_after_s), body)
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from opentelemetry.trace import Span
 
 from gateway.dispatch import ending_of
+from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import ClientGone, GatewayError, InternalError, ShuttingDown, WrongMethod
 from gateway.domain.outcome import Ending
 from gateway.domain.record import AccessRecord
-from gateway.domain.request import Endpoint
 from gateway.edge.authenticate import class_for, presented_key
 from gateway.edge.context import Exchange
 from gateway.edge.decode import decode
@@ -34,6 +34,7 @@ def inference_handlers(runtime: Callable[[], Runtime]) -> dict[bytes, Handler]:
 
     def handler(endpoint: Endpoint) -> Handler:
         async def proxied(exchange: Exchange) -> None:
+            exchange.errors = endpoint.rules.errors
             await handle(runtime(), endpoint, exchange)
 
         return proxied
@@ -86,7 +87,8 @@ async def answer(
     class_name = class_for(exchange.header(b"x-poolgate-class"), principal, runtime.config.classes)
     record.class_name = class_name
     body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s, gateway.timeouts.total_s)
-    request = decode(body, endpoint, principal, class_name, exchange.request_id)
+    content_type = exchange.header(b"content-type") if endpoint.rules.is_form else None
+    request = decode(body, endpoint, principal, class_name, exchange.request_id, content_type)
     if passed := exchange.headers_of(PASSED_HEADERS):
         request.headers = without_broken_trace(passed)
     if span is not None and runtime.traces:
@@ -103,6 +105,6 @@ def fail(exchange: Exchange, record: AccessRecord, error: GatewayError) -> None:
     if isinstance(error, ClientGone) or exchange.is_gone or exchange.response_complete:
         return
     if not exchange.has_started:
-        exchange.reply(status_of(error), error_headers(error), error_body(error))
+        exchange.reply(status_of(error), error_headers(error), error_body(error, exchange.errors))
     else:
-        exchange.end_with(error_event(error))
+        exchange.end_with(error_event(error, exchange.errors))

@@ -1,15 +1,20 @@
-"""Checks `messages` of a chat request: roles, contents, tool messages. Called by decode.py.
+"""Checks `messages` of a chat request: roles, contents, tool messages. Called by prompts.py.
 
 A fault is named by its element (`messages[3].content[0].type`). The texts themselves are never copied into an error.
 """
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from gateway.domain.errors import BadRequest
 
+M = TypeVar("M")
+
 ROLES = ("user", "assistant", "system", "tool", "developer", "function")
+_PLAIN_ROLES = frozenset(ROLES) - {"tool"}  # with these a text is all there has to be
 
 
 # gc=False: they hold no cycles, and a garbage collector that walks a hundred thousand of them holds up the loop
@@ -23,39 +28,47 @@ class Message(msgspec.Struct, gc=False):
     content: str | list[Part] | None = None
     tool_calls: list[msgspec.Raw] | None = None
     tool_call_id: str | None = None
-    function_call: msgspec.Raw | None = None
 
 
-_messages = msgspec.json.Decoder(list[Message])
+_messages = msgspec.json.Decoder(list[Message] | None)
 
 
-def check_messages(raw: msgspec.Raw | None) -> bool:
-    """True when a part is something other than text (image, audio, …). Raises BadRequest at the first fault."""
-    if raw is None or bytes(raw) == b"null":
-        raise BadRequest("'messages' is missing.", param="messages")
-    try:
-        messages = _messages.decode(raw)
-    except msgspec.ValidationError as exc:
-        raise BadRequest(_explain(str(exc)), param="messages") from exc
-    except RecursionError as exc:
-        raise BadRequest("'messages' is nested too deeply.", param="messages") from exc
-    if not messages:
-        raise BadRequest("'messages' is empty; send at least one message.", param="messages")
+def check_messages(raw: msgspec.Raw | None, name: str = "messages") -> bool:
+    """True when a part is something other than text (image, audio, …). Raises BadRequest at the first fault.
+
+    `name` is the field that they came in.
+    """
     is_multimodal = False
-    for i, message in enumerate(messages):
-        is_multimodal |= _check(message, i)
+    for i, message in enumerate(decoded_messages(_messages, raw, name)):
+        if type(message.content) is not str or message.role not in _PLAIN_ROLES:
+            is_multimodal |= _check(message, f"{name}[{i}]")
     return is_multimodal
 
 
-def _check(message: Message, i: int) -> bool:
+def decoded_messages(decoder: msgspec.json.Decoder[list[M] | None], raw: msgspec.Raw | None, name: str) -> list[M]:
+    """At least one of them. Raises BadRequest."""
+    try:
+        messages = None if raw is None else decoder.decode(raw)
+    except msgspec.ValidationError as exc:
+        raise BadRequest(explain(str(exc), name), param=name) from exc
+    except RecursionError as exc:
+        raise BadRequest(f"'{name}' is nested too deeply.", param=name) from exc
+    if messages is None:
+        raise BadRequest(f"'{name}' is missing.", param=name)
+    if not messages:
+        raise BadRequest(f"'{name}' is empty; send at least one message.", param=name)
+    return messages
+
+
+def _check(message: Message, at: str) -> bool:
     content = message.content
     if message.role not in ROLES:
-        raise _fault(f"messages[{i}].role", f"must be one of {', '.join(ROLES)}.")
+        raise fault(f"{at}.role", f"must be one of {', '.join(ROLES)}.")
     if content is None and message.role != "assistant":
         # an assistant's turn may be tool calls alone; what the engine makes of an empty one is the engine's matter
-        raise _fault(f"messages[{i}].content", "is missing: a string or an array of parts.")
+        raise fault(f"{at}.content", "is missing: a string or an array of parts.")
     if message.role == "tool" and not message.tool_call_id:
-        raise _fault(f"messages[{i}].tool_call_id", "is missing: a tool message names the call that it answers.")
+        raise fault(f"{at}.tool_call_id", "is missing: a tool message names the call that it answers.")
     if not isinstance(content, list):
         return False
     is_multimodal = False
@@ -63,16 +76,16 @@ def _check(message: Message, i: int) -> bool:
         if part.type != "text":
             is_multimodal = True
         elif part.text is None:
-            raise _fault(f"messages[{i}].content[{j}].text", "is missing: a part of type text has a string there.")
+            raise fault(f"{at}.content[{j}].text", "is missing: a part of type text has a string there.")
     return is_multimodal
 
 
-def _fault(place: str, what: str) -> BadRequest:
+def fault(place: str, what: str) -> BadRequest:
     return BadRequest(f"{place} {what}", param=place)
 
 
-def _explain(text: str) -> str:
+def explain(text: str, name: str) -> str:
     """msgspec's 'Expected `str`, got `int` - at `$[1].role`' with our own root name."""
     what, _, where = text.partition(" - at `$")
-    place = "messages" + where.rstrip("`") if where else "messages"
+    place = name + where.rstrip("`") if where else name
     return f"{place}: {what[0].lower() + what[1:]}."[:500]

@@ -1,4 +1,7 @@
-"""Turns an error into status, OpenAI-shaped body and headers; the only place where status numbers of errors stand."""
+"""Turns an error into status, body and headers; the only place where status numbers of errors stand.
+
+The body is OpenAI's object, or Anthropic's on the paths that have its shapes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 import msgspec
 
 from gateway.domain import errors
+from gateway.domain.endpoint import ErrorShape
 from gateway.domain.errors import GatewayError
 from gateway.domain.request import RateState
 
@@ -52,6 +56,16 @@ TYPES = {
     503: "service_unavailable_error",
     504: "upstream_error",
 }
+# Anthropic's; what it has no name for is invalid_request_error below 500 and api_error above
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 CLOSES = frozenset({408, 413})  # the rest of the body is still on its way: this connection is of no further use
 JSON = (b"content-type", b"application/json")
 
@@ -60,18 +74,33 @@ def status_of(error: GatewayError) -> int:
     return STATUS[type(error)]
 
 
-def envelope(message: str, kind: str, param: str | None, code: str | int | None) -> bytes:
-    """OpenAI's error object, as JSON bytes."""
+def envelope(
+    shape: ErrorShape, status: int, message: str, kind: str, param: str | None, code: str | int | None
+) -> bytes:
+    """An error as JSON bytes. Anthropic's object has room for a message and a type, which the status decides."""
+    if shape is ErrorShape.ANTHROPIC:
+        return msgspec.json.encode({"type": "error", "error": {"type": anthropic_type(status), "message": message}})
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def error_body(error: GatewayError) -> bytes:
-    return envelope(error.message, TYPES.get(status_of(error), "internal_error"), error.param, error.code)
+def anthropic_type(status: int) -> str:
+    return ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
 
 
-def error_event(error: GatewayError) -> bytes:
+def error_body(error: GatewayError, shape: ErrorShape = ErrorShape.OPENAI) -> bytes:
+    status = status_of(error)
+    return envelope(shape, status, error.message, TYPES.get(status, "internal_error"), error.param, error.code)
+
+
+def error_event(error: GatewayError, shape: ErrorShape = ErrorShape.OPENAI) -> bytes:
     """The one event that ends a stream which failed after its first byte."""
-    return b"data: " + error_body(error) + b"\n\n"
+    return event_of(error_body(error, shape), shape)
+
+
+def event_of(body: bytes, shape: ErrorShape) -> bytes:
+    """An error's body as an event of a stream."""
+    name = b"event: error\n" if shape is ErrorShape.ANTHROPIC else b""
+    return b"%bdata: %b\n\n" % (name, body)
 
 
 def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:

@@ -13,8 +13,9 @@ from gateway.config.schema import RetrySection, TimeoutsSection
 from gateway.domain.errors import EngineDied, GatewayError, UpstreamError
 from gateway.domain.outcome import Outcome
 from gateway.domain.replica import ReplicaRecord
-from gateway.domain.request import Endpoint, InferenceRequest
+from gateway.domain.request import InferenceRequest
 from gateway.fleet.registry import Registry
+from gateway.upstream.body import JSON, content_type_for, count_of, count_request
 from gateway.upstream.forward import Forwarder
 from gateway.upstream.journey import Journey
 from gateway.upstream.retry import MAX_REFUSED, RetryBudget, never_connected, other_may_mend
@@ -86,7 +87,7 @@ class Attempts:
             upstream = UpstreamRequest(
                 b"POST",
                 request.endpoint.value.encode(),
-                headers_for(request, replica, record.attempts),
+                headers_for(request, replica, record.attempts, content_type_for(request)),
                 journey.body_for(replica),
             )
             reply = await self._transport.send(replica.url, upstream, deadlines)
@@ -107,15 +108,15 @@ class Attempts:
         None when it cannot say; the engine that gets the request then decides for itself.
         """
         for replica in replicas[:MAX_COUNT_TRIES]:
-            body = tokenize_body(request, replica)
-            upstream = UpstreamRequest(b"POST", b"/tokenize", headers_for(request, replica, 0), body)
+            path, body = count_request(request, replica)
+            upstream = UpstreamRequest(b"POST", path, headers_for(request, replica, 0, JSON), body)
             try:
                 reply = await self._transport.send(replica.url, upstream, COUNT_DEADLINES)
                 try:
                     answer = await reply.read_all(MAX_COUNT_BYTES)
                 finally:
                     reply.close()
-                return _count.decode(answer).count if reply.status == 200 else None
+                return count_of(answer) if reply.status == 200 else None
             except (GatewayError, msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: bad UTF-8
                 if not never_connected(exc):
                     log.warning("replica %s could not count a prompt: %s", replica.id, exc)
@@ -124,32 +125,12 @@ class Attempts:
         return None
 
 
-class _Count(msgspec.Struct):
-    count: int
-
-
-_count = msgspec.json.Decoder(_Count)
-_TEMPLATE_FIELDS = (
-    "messages",
-    "tools",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-)
-
-
-def tokenize_body(request: InferenceRequest, replica: ReplicaRecord) -> bytes:
-    """The /tokenize request that renders the prompt exactly as the inference request would."""
-    names = _TEMPLATE_FIELDS if request.endpoint is Endpoint.CHAT else ("prompt", "add_special_tokens")
-    fields = {name: request.fields[name] for name in names if name in request.fields}
-    return msgspec.json.encode({**fields, "model": replica.served_name})
-
-
-def headers_for(request: InferenceRequest, replica: ReplicaRecord, attempt: int) -> tuple[tuple[bytes, bytes], ...]:
+def headers_for(
+    request: InferenceRequest, replica: ReplicaRecord, attempt: int, content_type: bytes
+) -> tuple[tuple[bytes, bytes], ...]:
     """Our own headers and the caller's few that may pass. The caller's key never travels; the engine's own does."""
     own = [
-        (b"content-type", b"application/json"),
+        (b"content-type", content_type),
         (b"x-request-id", (request.id if attempt <= 1 else f"{request.id}-{attempt}").encode()),
     ]
     if replica.api_key:

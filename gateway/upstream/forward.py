@@ -10,16 +10,14 @@ from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.replica import ReplicaRecord
 from gateway.upstream.engine_error import EngineError, normalise
 from gateway.upstream.journey import Journey
-from gateway.upstream.relay import StreamTap, usage_of
+from gateway.upstream.taps import Tap, tap_for
 from gateway.upstream.transport import UpstreamReply
+from gateway.upstream.usage import reply_type, usage_of, was_given_up
 
 MAX_PLAIN_BYTES = 64 << 20  # a whole reply is held in memory, so that a broken one is never sent as a success
 MAX_ERROR_BYTES = 1 << 20
-# quotes inside a text are escaped, so no text looks like this
-GIVEN_UP = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
 # how vLLM words the death of its core (0.26 to 0.33), plain and in streams
 DEATH = re.compile(r"EngineCore|EngineDead")
-JSON_HEAD = (b"content-type", b"application/json")
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -44,21 +42,23 @@ class Forwarder:
         return await self._plain(journey, reply, headers)
 
     async def _plain(self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
+        endpoint = journey.request.endpoint
         body = await reply.read_all(MAX_PLAIN_BYTES)
-        if not body.lstrip()[:1] == b"{":
+        content_type = reply_type(() if endpoint.rules.is_object else reply.headers, body, endpoint)
+        if content_type is None:
             raise EngineFailed("The engine's reply is not a JSON object.")
-        if GIVEN_UP.search(body) is not None:
+        if was_given_up(body, endpoint):
             raise EngineFailed("The engine gave up this request before it was finished.")
         journey.first_byte_at = time.monotonic()
-        journey.usage = usage_of(body) or Usage(journey.prompt_tokens, 0)
+        journey.usage = usage_of(body, endpoint) or Usage(journey.prompt_tokens, 0)
         outcome = Outcome(Ending.COMPLETED, 200, journey.usage)
         journey.settle(outcome)
-        journey.caller.reply(200, (JSON_HEAD, *headers), body)
+        journey.caller.reply(200, ((b"content-type", content_type), *headers), body)
         return outcome
 
     async def _stream(self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
         caller = journey.caller
-        journey.tap = tap = StreamTap(drop_usage_event=not journey.request.wants_usage)
+        journey.tap = tap = tap_for(journey.request)
         out = b""
         is_open = True
         while is_open and not out:  # nothing was sent yet, so a failure can still have a status of its own
@@ -117,7 +117,7 @@ class _Course:
 
     __slots__ = ("_journey", "_tap", "_write", "outcome")
 
-    def __init__(self, journey: Journey, tap: StreamTap) -> None:
+    def __init__(self, journey: Journey, tap: Tap) -> None:
         self._journey = journey
         self._tap = tap
         self._write = journey.caller.write
@@ -136,7 +136,7 @@ class _Course:
 CUT = "The engine ended the stream before it was finished."
 
 
-def ended(journey: Journey, tap: StreamTap) -> Outcome:
+def ended(journey: Journey, tap: Tap) -> Outcome:
     usage = journey.cut_off()
     if tap.error is not None or tap.was_given_up:
         return Outcome(Ending.UPSTREAM_ERROR, 200, usage, "engine_failed")

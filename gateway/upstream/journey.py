@@ -13,7 +13,7 @@ from gateway.domain.outcome import Outcome, Usage
 from gateway.domain.record import AccessRecord
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest
-from gateway.upstream.relay import StreamTap
+from gateway.upstream.taps import Tap
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -60,11 +60,11 @@ class Journey:
     prompt_tokens: int  # counted or estimated beforehand; holds where the engine does not tell
     was_clamped: bool
     usage: Usage | None = None  # of a plain reply
-    tap: StreamTap | None = None  # of a stream
+    tap: Tap | None = None  # of a stream
     first_byte_at: float | None = None  # monotonic; None: the caller has got nothing of a reply yet
 
     def cut_off(self) -> Usage:
         """What an unfinished answer costs: what the engine told, or its prompt and the events relayed."""
-        if self.tap is None:
+        if self.tap is None or not self.request.endpoint.rules.costs_tokens:
             return self.usage or Usage(self.prompt_tokens, 0)
         return self.tap.usage or Usage(self.prompt_tokens, self.tap.events)

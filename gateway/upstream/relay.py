@@ -7,18 +7,13 @@ separator inside a string, is no matter here. Most events of a stream cost a few
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
 
 from gateway.domain.outcome import Usage
 from gateway.upstream.engine_error import EngineError, normalise
-
-# An event ends at an empty line. Ends of lines are CR LF, LF and CR, and nothing else (HTML standard, 9.2.5). The
-# look-ahead keeps CR LF in one piece; a CR at the very end of what has come ends its line, whatever comes next.
-_EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
-_LINE_END = re.compile(rb"\r\n|\n|\r")
+from gateway.upstream.sse import event_ends, payload_of
+from gateway.upstream.usage import UNREADABLE, PromptUsage
 
 _CR = 13  # as a number, which bytes look for fastest
 _PLAIN = (b'"finish_reason":null', b'"finish_reason": null')  # as engines write it, one way or the other
@@ -30,15 +25,6 @@ GIVEN_UP = frozenset({"abort", "error"})
 # like this; a match only means that the event is decoded.
 _TELLING = re.compile(rb'"(?:error"\s*:(?!\s*null)|usage"\s*:(?!\s*null)|finish_reason"\s*:(?!\s*null))')
 _CHOICE = b'"finish_reason"'  # each choice has one
-
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # ValueError: UnicodeDecodeError, for bad UTF-8
-
-
-class _Usage(msgspec.Struct):
-    """OpenAI's usage object; embeddings have no completion_tokens."""
-
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
-    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)] = 0
 
 
 class _Choice(msgspec.Struct):
@@ -53,23 +39,9 @@ class _Event(msgspec.Struct):
     error: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Reply(msgspec.Struct):
-    usage: _Usage | None = None
-
-
 _event_decoder = msgspec.json.Decoder(_Event)
-_reply_decoder = msgspec.json.Decoder(_Reply)
-_usage_decoder = msgspec.json.Decoder(_Usage | None)
+_usage_decoder = msgspec.json.Decoder(PromptUsage | None)
 _choices_decoder = msgspec.json.Decoder(list[_Choice])
-
-
-def usage_of(body: bytes) -> Usage | None:
-    """The usage of a plain JSON reply; None when it has none, or none that can be read."""
-    try:
-        usage = _reply_decoder.decode(body).usage
-    except _UNREADABLE:
-        return None
-    return None if usage is None else Usage(usage.prompt_tokens, usage.completion_tokens)
 
 
 class StreamTap:
@@ -157,7 +129,7 @@ class StreamTap:
                 begin = 1
                 given = 1 if self._last_was_dropped else 0
         # the first line end of an event's end may have come before
-        for end in _ends(buffer, max(begin, len(old) - 1)):
+        for end in event_ends(buffer, max(begin, len(old) - 1)):
             event = buffer[begin:end]
             self._last_was_dropped = False
             if self._is_skipping:
@@ -195,7 +167,7 @@ class StreamTap:
         return self._is_usage_only_closely(event, is_whole=True)
 
     def _is_usage_only_closely(self, event: bytes, *, is_whole: bool) -> bool:
-        payload = _payload(event)
+        payload = payload_of(event)
         if payload is None:  # a comment, an empty event
             return False
         if payload == b"[DONE]":
@@ -203,7 +175,7 @@ class StreamTap:
             return False
         try:
             fields = _event_decoder.decode(payload)
-        except _UNREADABLE:
+        except UNREADABLE:
             self.events += is_whole  # it may well hold text: better counted than free
             return False
         usage = _read_usage(fields.usage)
@@ -226,33 +198,16 @@ class StreamTap:
         return False
 
 
-def _ends(buffer: bytes, start: int) -> Iterator[int]:
-    """Where the events of a buffer end, from `start` on."""
-    if _CR in buffer:
-        for match in _EVENT_END.finditer(buffer, start):
-            yield match.end()
-        return
-    while (at := buffer.find(b"\n\n", start)) >= 0:  # the same, at a tenth of the cost
-        start = at + 2
-        yield start
-
-
-def _payload(event: bytes) -> bytes | None:
-    """The value of the event's data field, its lines joined by LF; None without one."""
-    lines = [line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")]
-    return b"\n".join(lines).strip(b" \t\n") if lines else None
-
-
 def _read_usage(raw: msgspec.Raw) -> Usage | None:
     try:
         usage = _usage_decoder.decode(raw)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
-    return None if usage is None else Usage(usage.prompt_tokens, usage.completion_tokens)
+    return None if usage is None else usage.usage()
 
 
 def _finish_reasons(choices: bytes) -> set[str]:
     try:
         return {choice.finish_reason for choice in _choices_decoder.decode(choices) if choice.finish_reason is not None}
-    except _UNREADABLE:
+    except UNREADABLE:
         return set()

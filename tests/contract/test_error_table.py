@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import gateway
+from gateway.domain.endpoint import ErrorShape
 from gateway.domain.errors import ConfigError, GatewayError, LimitExceeded, Retry, Source, WorkerError, WrongMethod
 from gateway.edge import front
-from gateway.edge.respond import STATUS, TYPES, error_body, error_headers, status_of
+from gateway.edge.respond import ANTHROPIC_TYPES, STATUS, TYPES, error_body, error_event, error_headers, status_of
 from gateway.upstream import forward
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
@@ -91,6 +92,23 @@ def test_every_error_is_openais_object_with_its_source_told(kind: type[GatewayEr
     assert headers[b"x-poolgate-error-source"].decode() in set(Source)
     assert headers[b"content-type"] == b"application/json"
     assert headers.get(b"retry-after") == (b"2" if kind.retry is Retry.LATER else None)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_error_has_anthropics_shape_too_and_is_an_event_of_that_name(kind: type[GatewayError]) -> None:
+    error = an_error(kind)
+    body = error_body(error, ErrorShape.ANTHROPIC)
+    document = json.loads(body)
+    status = STATUS[kind]
+    expected = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    assert document == {"type": "error", "error": {"type": expected, "message": "x"}}
+    assert error_event(error, ErrorShape.ANTHROPIC) == b"event: error\ndata: " + body + b"\n\n"
+    assert error_event(error) == b"data: " + error_body(error) + b"\n\n"
+
+
+def test_anthropics_types_stand_in_the_documentation() -> None:
+    section = DOCUMENT.partition("## Anthropic's shape\n")[2].partition("\n## ")[0]
+    assert {int(status): kind for status, kind in re.findall(r"\| (\d+) \| `(\w+)` \|", section)} == ANTHROPIC_TYPES
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ERRORS if kind.code not in ONLY_LOGGED])

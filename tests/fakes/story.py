@@ -13,17 +13,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from fakes.bodies import FORM_TYPE, json_fields, transcription
+
 from gateway.admission.gate import Ticket
 from gateway.config.load import LoadedConfig, parse
+from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import UpstreamBroken
 from gateway.domain.outcome import Outcome
 from gateway.domain.record import AccessRecord
 from gateway.domain.replica import Load, ReplicaRecord, ReplicaState
-from gateway.domain.request import NO_RATE, Endpoint, InferenceRequest, Limits, Principal, RateState
+from gateway.domain.request import NO_RATE, InferenceRequest, Limits, Principal, RateState
 from gateway.edge.decode import decode
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 
-MESSAGES = [{"role": "user", "content": "Hi"}]
 ALICE = Principal("alice-dev", "alice", "default", ("*",))
 
 
@@ -35,10 +37,11 @@ def a_request(
     body: dict[str, Any] | None = None, *, endpoint: Endpoint = Endpoint.CHAT, principal: Principal = ALICE, **more: Any
 ) -> InferenceRequest:
     """As decoding makes it. `body` is the whole body; without it a small valid one, with `more` fields."""
-    if body is None:
-        prompt = {"messages": MESSAGES} if endpoint is Endpoint.CHAT else {"prompt": "Once"}
-        body = {"model": "chat", **prompt, **more}
-    return decode(json.dumps(body).encode(), endpoint, principal, principal.class_name, "req-1")
+    if body is None and endpoint.rules.is_form:
+        raw = transcription(**{name: str(value) for name, value in more.items()})
+        return decode(raw, endpoint, principal, principal.class_name, "req-1", FORM_TYPE)
+    raw = json.dumps(json_fields(endpoint, **more) if body is None else body).encode()
+    return decode(raw, endpoint, principal, principal.class_name, "req-1")
 
 
 def replica(

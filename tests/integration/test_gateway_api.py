@@ -152,7 +152,7 @@ async def test_unknown_model_and_unknown_path_are_different_404s(line: Line) -> 
     assert (path.status_code, path.json()["error"]["code"]) == (404, "unknown_path")
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/v1/load_lora_adapter", "/sleep", "/tokenize"])
+@pytest.mark.parametrize("path", ["/invocations", "/v1/load_lora_adapter", "/sleep", "/pooling"])
 async def test_engine_paths_outside_the_list_cannot_be_reached(line: Line, path: str) -> None:
     reply = await line.gateway.post(path, {"model": "chat", "messages": MESSAGES})
     assert reply.status_code == 404

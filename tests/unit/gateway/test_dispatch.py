@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from fakes.bodies import CHAT_LIKE, MESSAGES
 from fakes.story import (
     ALICE,
     DONE,
-    MESSAGES,
     FakeCaller,
     FakeGate,
     FakeReply,
@@ -35,6 +35,7 @@ from hypothesis import strategies as st
 from gateway.admission.gate import Gate
 from gateway.dispatch import Dispatcher, ending_of
 from gateway.domain import errors
+from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import (
     ConnectFailed,
     ContextTooLong,
@@ -52,7 +53,7 @@ from gateway.domain.errors import (
 )
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.replica import ReplicaRecord, ReplicaState
-from gateway.domain.request import Endpoint, InferenceRequest, RateState
+from gateway.domain.request import InferenceRequest, RateState
 from gateway.edge.decode import DENIED_FIELDS, decode
 from gateway.fleet.registry import Registry
 from gateway.routing.table import RouteTable, routes_of
@@ -130,7 +131,7 @@ async def test_a_plain_answer_is_settled_with_the_engines_own_count() -> None:
     assert record.admit_s is not None and record.ttft_s is not None
 
 
-@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("endpoint", CHAT_LIKE)
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_chat_and_completions_are_counted_alike_streamed_or_not(endpoint: Endpoint, is_stream: bool) -> None:
     reply = FakeReply(*EVENTS, usage_event(9, 3), DONE) if is_stream else FakeReply(plain_answer(9, 3))

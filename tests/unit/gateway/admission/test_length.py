@@ -6,13 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from fakes.bodies import CHAT_LIKE
 from fakes.story import a_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.length import TEMPLATE_TOKENS, UNKNOWN_OUTPUT, Fit, fit
+from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import BadRequest, ContextTooLong
-from gateway.domain.request import Endpoint, InferenceRequest
+from gateway.domain.request import InferenceRequest
 from gateway.domain.route import PoolOrder, Route, Target
 
 COMPLETIONS = Endpoint.COMPLETIONS
@@ -145,7 +147,7 @@ async def test_a_prompt_over_the_window_with_no_limit_asked_blames_the_prompt() 
     assert error.param == "prompt"
 
 
-@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("endpoint", CHAT_LIKE)
 async def test_a_prompt_of_megabytes_is_refused_by_its_bytes_and_not_counted(endpoint: Endpoint) -> None:
     text = "x" * 5_000_000
     prompt = {"messages": [{"role": "user", "content": text}]} if endpoint is Endpoint.CHAT else {"prompt": text}
@@ -301,3 +303,78 @@ async def test_no_pool_is_named_whose_window_the_exact_count_and_the_output_pass
         assert written is None or (cap is not None and 1 <= written <= cap)
         assert window is None or written is None or written < window or window == 1
     assert made.reserve_tokens >= made.prompt_tokens + n * output
+
+
+# --- the other paths ----------------------------------------------------------------------------------------
+
+
+async def test_token_ids_are_counted_as_tokens_and_nobody_is_asked() -> None:
+    request = a_request(endpoint=Endpoint.EMBEDDINGS, input=[[1] * 300, [2] * 200])
+    made = await fitted(request, {"small": 256, "big": 300})
+    assert (made.pools, made.prompt_tokens, made.reserve_tokens) == ({"big"}, 500, 500)
+    prompt = a_request(endpoint=COMPLETIONS, prompt=[1] * 300, max_tokens=10)
+    assert (await fitted(prompt, {"a": 310})).reserve_tokens == 310
+    with pytest.raises(ContextTooLong, match=r"309 tokens; the prompt has 300"):
+        await fitted(prompt, {"a": 309})
+    assert NOT_ASKED.asked == 0
+
+
+async def test_each_of_several_prompts_has_room_for_its_own_answer() -> None:
+    request = a_request(endpoint=COMPLETIONS, prompt=[[1] * 300, [2] * 300])
+    made = await fitted(request, {"a": 512}, on=route(cap=8))
+    assert made.output_for(512) == 8
+    assert made.reserve_tokens == 600 + 2 * 8
+
+
+async def test_what_generates_nothing_needs_no_room_for_an_answer_and_reserves_none() -> None:
+    text = a_request(endpoint=Endpoint.EMBEDDINGS, input="x" * 2000)
+    made = await fitted(text, {"a": 512}, Counter(512), on=route(cap=100))
+    assert (made.pools, made.reserve_tokens, made.write_output) == ({"a"}, 512, None)
+    with pytest.raises(ContextTooLong, match=r"512 tokens; the prompt has 513\. Shorten") as caught:
+        await fitted(text, {"a": 512}, Counter(513))
+    assert caught.value.param == "input"
+
+
+async def test_an_uncounted_prompt_is_estimated_with_a_window_for_each_text() -> None:
+    request = a_request(endpoint=Endpoint.EMBEDDINGS, input=["x" * 400] * 100)
+    assert 10_000 < (await fitted(request, {"a": 8192})).reserve_tokens < 11_000
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.RERANK, Endpoint.RERANK_BARE, Endpoint.RERANK_V2])
+async def test_a_query_is_reserved_once_for_each_document(endpoint: Endpoint) -> None:
+    body = {"model": "m", "query": "q" * 400, "documents": ["d"] * 50}
+    assert 5000 < (await fitted(a_request(body, endpoint=endpoint), {"a": 8192})).reserve_tokens < 5500
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field"),
+    [(Endpoint.RESPONSES, "max_output_tokens"), (Endpoint.MESSAGES, "max_tokens")],
+)
+async def test_a_response_and_a_message_fit_as_a_chat_does(endpoint: Endpoint, field: str) -> None:
+    request = a_request(endpoint=endpoint, **{field: 100})
+    assert (await fitted(request, {"a": 512}, Counter(33))).reserve_tokens > 100
+    assert (await fitted(request, {"a": 120}, Counter(20))).pools == {"a"}
+    with pytest.raises(ContextTooLong, match=field):
+        await fitted(request, {"a": 120}, Counter(21))
+    cut = await fitted(request, {"a": 512}, Counter(33), on=route(cap=50))
+    assert (cut.write_output, cut.was_clamped) == (50, True)
+
+
+async def test_a_response_that_names_no_limit_gets_the_cap() -> None:
+    made = await fitted(a_request(endpoint=Endpoint.RESPONSES), {"a": 2048}, on=route(cap=50))
+    assert (made.write_output, made.was_clamped) == (50, False)
+
+
+@pytest.mark.parametrize("endpoint", [endpoint for endpoint in Endpoint if not endpoint.rules.costs_tokens])
+async def test_a_path_that_costs_no_tokens_reserves_none_and_fits_everywhere(endpoint: Endpoint) -> None:
+    made = await fitted(a_request(endpoint=endpoint), {"a": 16, "b": None}, on=route(cap=5))
+    assert (made.pools, made.prompt_tokens, made.reserve_tokens, made.write_output) == ({"a", "b"}, 0, 0, None)
+    assert made.output_for(16) is None
+    assert NOT_ASKED.asked == 0
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS])
+async def test_megabytes_are_not_counted_for_anybody(endpoint: Endpoint) -> None:
+    messages = [{"role": "user", "content": "x" * 5_000_000}]
+    with pytest.raises(ContextTooLong):
+        await fitted(a_request({"model": "m", "messages": messages}, endpoint=endpoint), {"a": 2048})

@@ -179,9 +179,9 @@ async def test_readiness_ends_at_once_when_a_stop_was_asked_for() -> None:
         "/invocations",
         "/collective_rpc",
         "/sleep",
-        "/tokenize",
+        "/pooling",
         "/v1/load_lora_adapter",
-        "/v1/embeddings",
+        "/v1/chat/completions/render",
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -7,19 +7,23 @@ import json
 from typing import Any
 
 import pytest
-from fakes.story import ALICE, MESSAGES, a_request
+from fakes.bodies import FIELDS, FORM_TYPE, JSON_PATHS, MESSAGES, any_body, json_fields
+from fakes.story import ALICE, a_request
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import BadRequest
-from gateway.domain.request import Endpoint, InferenceRequest
-from gateway.edge.decode import DENIED_FIELDS, MAX_N, MAX_PROMPTS, decode
+from gateway.domain.request import InferenceRequest
+from gateway.edge.decode import decode
+from gateway.edge.fields import DENIED_FIELDS, MAX_N
+from gateway.edge.prompts import MAX_PROMPTS
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS
 
 
 def decoded(body: bytes, endpoint: Endpoint = CHAT) -> InferenceRequest:
-    return decode(body, endpoint, ALICE, "default", "req-1")
+    return decode(body, endpoint, ALICE, "default", "req-1", FORM_TYPE)
 
 
 def refused(body: bytes | dict[str, Any], endpoint: Endpoint = CHAT) -> BadRequest:
@@ -33,9 +37,9 @@ def chat(**more: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": MESSAGES, **more}
 
 
-def with_raw(name: bytes, value: bytes) -> bytes:
-    """A valid chat body with one more field, byte for byte."""
-    return b'{"model":"chat","messages":[{"role":"user","content":"Hi"}],"' + name + b'":' + value + b"}"
+def with_raw(name: bytes, value: bytes, endpoint: Endpoint = CHAT) -> bytes:
+    """A valid body with one more field, byte for byte."""
+    return json.dumps(json_fields(endpoint)).encode()[:-1] + b',"' + name + b'":' + value + b"}"
 
 
 # --- the body as JSON ---------------------------------------------------------------------------------------
@@ -58,8 +62,9 @@ def with_raw(name: bytes, value: bytes) -> bytes:
         b"{'a':1}",
     ],
 )
-def test_malformed_json_is_a_400_that_says_so(body: bytes) -> None:
-    error = refused(body)
+@pytest.mark.parametrize("endpoint", JSON_PATHS)
+def test_malformed_json_is_a_400_that_says_so(body: bytes, endpoint: Endpoint) -> None:
+    error = refused(body, endpoint)
     assert "JSON" in error.message
 
 
@@ -98,7 +103,37 @@ def test_very_deep_nesting_is_a_400(body: bytes) -> None:
     refused(body)
 
 
-def test_very_deep_nesting_in_a_prompt_is_a_400() -> None:
+@pytest.mark.parametrize("endpoint", JSON_PATHS)
+def test_bad_utf8_anywhere_is_a_400_on_every_path(endpoint: Endpoint) -> None:
+    for body in (with_raw(b"user", b'"\xc3\x28"', endpoint), with_raw(b"\xc3\x28", b"1", endpoint)):
+        assert "UTF-8" in refused(body, endpoint).message
+
+
+@pytest.mark.parametrize("endpoint", JSON_PATHS)
+def test_very_deep_nesting_is_a_400_on_every_path_wherever_it_stands(endpoint: Endpoint) -> None:
+    deep = b"[" * 20_000 + b"]" * 20_000
+    for name in ("x", "model", *endpoint.rules.prompt_fields, *endpoint.rules.output_fields):
+        refused(with_raw(name.encode(), deep, endpoint), endpoint)
+    objects = b'{"x":' * 5_000 + b"1" + b"}" * 5_000  # what a tool's parameters may look like
+    refused(with_raw(b"tools", b"[" + objects + b"]", endpoint), endpoint)
+
+
+@pytest.mark.parametrize("endpoint", JSON_PATHS)
+def test_a_body_without_a_model_or_without_a_prompt_is_refused_on_every_path(endpoint: Endpoint) -> None:
+    fields = json_fields(endpoint)
+    assert refused({name: value for name, value in fields.items() if name != "model"}, endpoint).param == "model"
+    assert refused({"model": "chat"}, endpoint).param == endpoint.rules.prompt_fields[0]
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_every_path_takes_its_smallest_body_and_streams_only_where_it_can(endpoint: Endpoint) -> None:
+    body, content_type = any_body(endpoint)
+    request = decode(body, endpoint, ALICE, "default", "req-1", content_type)
+    assert (request.endpoint, request.model, request.stream) == (endpoint, "chat", False)
+    assert a_request(endpoint=endpoint, stream=True).stream == endpoint.rules.streams
+
+
+def test_a_prompt_that_is_nested_too_deeply_is_a_400() -> None:
     refused(b'{"model":"chat","prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}", COMPLETIONS)
 
 
@@ -121,17 +156,14 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-OWNED = [
-    "model",
-    "messages",
-    "prompt",
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "max_completion_tokens",
-    "n",
-    "best_of",
-]
+OWNED = sorted(
+    {"model", "stream", "stream_options", "encoding_format", "truncate_prompt_tokens"}
+    | {
+        name
+        for rules in (endpoint.rules for endpoint in Endpoint)
+        for name in (*rules.prompt_fields, *rules.output_fields, *rules.answer_fields, *rules.stateful_fields)
+    }
+)
 
 
 @settings(deadline=None)
@@ -150,7 +182,8 @@ def test_any_json_object_is_a_request_or_a_short_refusal_that_names_no_more_than
 def test_any_bytes_as_the_value_of_an_owned_field_are_a_request_or_a_bad_request(
     value: bytes, name: str, endpoint: Endpoint
 ) -> None:
-    fields = {"model": b'"chat"', "messages": json.dumps(MESSAGES).encode(), "prompt": b'"Hi"', "stream": b"true"}
+    small = {**FIELDS.get(endpoint, {}), "model": "chat", "stream": True}
+    fields = {key: json.dumps(one).encode() for key, one in small.items()}
     fields[name] = value
     body = b"{" + b",".join(b'"%b":%b' % (key.encode(), raw) for key, raw in fields.items()) + b"}"
     try:
@@ -178,9 +211,10 @@ def test_engine_specific_fields_are_carried_as_sent(name: bytes, raw: bytes) -> 
 
 
 @pytest.mark.parametrize("name", sorted(DENIED_FIELDS))
-def test_a_denied_field_is_refused_by_name_and_not_dropped(name: str) -> None:
+@pytest.mark.parametrize("endpoint", JSON_PATHS)
+def test_a_denied_field_is_refused_by_name_and_not_dropped(name: str, endpoint: Endpoint) -> None:
     for value in (1, None):
-        error = refused(chat(**{name: value}))
+        error = refused(json_fields(endpoint, **{name: value}), endpoint)
         assert name in error.message and error.param == name
 
 
@@ -308,6 +342,46 @@ def test_one_request_cannot_be_a_million_prompts() -> None:
     assert a_request(endpoint=COMPLETIONS, prompt=["a"] * MAX_PROMPTS).n == MAX_PROMPTS
     assert a_request(endpoint=COMPLETIONS, prompt=[1] * (MAX_PROMPTS + 1)).n == 1  # token ids of one prompt
     assert str(MAX_PROMPTS) in refused({"model": "chat", "prompt": ["a"] * (MAX_PROMPTS + 1)}, COMPLETIONS).message
+
+
+# --- what the other paths own -------------------------------------------------------------------------------
+
+
+def test_a_response_has_its_own_name_for_the_limit_and_a_message_keeps_the_old_one() -> None:
+    response = a_request(endpoint=Endpoint.RESPONSES, max_output_tokens=7, max_tokens=9)
+    assert (response.output_field, response.max_output_tokens) == ("max_output_tokens", 7)
+    message = a_request(endpoint=Endpoint.MESSAGES, max_tokens=7)
+    assert (message.output_field, message.max_output_tokens) == ("max_tokens", 7)
+    embedding = a_request(endpoint=Endpoint.EMBEDDINGS, max_tokens=7)
+    assert (embedding.output_field, embedding.max_output_tokens) == ("", None)
+
+
+@pytest.mark.parametrize("name", Endpoint.RESPONSES.rules.stateful_fields)
+def test_a_response_that_needs_a_memory_is_refused_and_not_answered_without_it(name: str) -> None:
+    for value in (True, "resp_1", {"id": "conv_1"}):
+        error = refused(json_fields(Endpoint.RESPONSES, **{name: value}), Endpoint.RESPONSES)
+        assert error.param == name and "whole conversation" in error.message
+    for value in (None, False):
+        assert a_request(endpoint=Endpoint.RESPONSES, **{name: value}).model == "chat"
+
+
+@pytest.mark.parametrize("value", [None, "float", "base64"])
+def test_the_encoding_of_embeddings_is_carried_as_sent(value: str | None) -> None:
+    request = a_request(endpoint=Endpoint.EMBEDDINGS, encoding_format=value)
+    assert bytes(request.fields["encoding_format"]) == json.dumps(value).encode()
+
+
+@pytest.mark.parametrize("value", ["bytes", "bytes_only", "", 1])
+def test_an_encoding_that_makes_the_reply_no_json_is_refused(value: Any) -> None:
+    error = refused(json_fields(Endpoint.EMBEDDINGS, encoding_format=value), Endpoint.EMBEDDINGS)
+    assert error.param == "encoding_format"
+
+
+def test_stream_options_are_owned_only_where_they_exist() -> None:
+    body = json_fields(Endpoint.RESPONSES, stream=True, stream_options={"include_obfuscation": False})
+    request = decoded(json.dumps(body).encode(), Endpoint.RESPONSES)
+    assert bytes(request.fields["stream_options"]) == b'{"include_obfuscation": false}'
+    assert request.wants_usage
 
 
 # --- what is countable --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 
 import pytest
-from fakes.story import MESSAGES
+from fakes.bodies import MESSAGES
 
 from gateway.domain.errors import BadRequest, BodyTooLarge, UnsupportedEncoding
 from gateway.edge.encoding import MAX_MEMBERS, TURN_BYTES, coding_of, decode_body

@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.bodies import MESSAGES, any_body
 from fakes.client import KEY, Client, Headers, Timers
-from fakes.story import ALICE, MESSAGES, a_config
+from fakes.story import ALICE, a_config
 
 from gateway.dispatch import Caller
+from gateway.domain.endpoint import Endpoint, ErrorShape
 from gateway.domain.errors import InvalidKey, NoReplica, UpstreamBroken
 from gateway.domain.record import AccessRecord
 from gateway.domain.request import InferenceRequest, Principal
@@ -346,3 +348,54 @@ async def test_a_caller_that_stopped_reading_is_given_up(caplog: pytest.LogCaptu
     await client.idle()
     record = world.record()
     assert (record.status, record.ending) == (499, "client_gone")
+
+
+# --- the other paths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+async def test_every_path_takes_its_body_and_refuses_one_that_is_none_in_its_own_shape(endpoint: Endpoint) -> None:
+    body, content_type = any_body(endpoint)
+    world = World()
+    record = await world.handle(Client(body, path=endpoint.value, headers=headers((b"content-type", content_type))))
+    assert (record.status, record.path, world.requests[0].endpoint) == (200, endpoint.value, endpoint)
+
+    client = Client(b"{", path=endpoint.value, headers=headers())
+    assert (await World().handle(client)).status == 400
+    error = json.loads(client.body)
+    if endpoint.rules.errors is ErrorShape.ANTHROPIC:
+        assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+    else:
+        assert set(error["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+async def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_413_on_every_path(endpoint: Endpoint) -> None:
+    body, content_type = any_body(endpoint)
+    limit = 1024
+    if endpoint.rules.is_form:
+        filling = limit - len(body)
+        full = [body.replace(b"RIFF", b"RIFF" + b"\xff" * (filling + extra)) for extra in (-1, 0, 1)]
+    else:
+        full = [body.ljust(limit + extra) for extra in (-1, 0, 1)]
+    assert [len(one) for one in full] == [limit - 1, limit, limit + 1]
+    records = [
+        await World().handle(Client(one, path=endpoint.value, headers=headers((b"content-type", content_type))))
+        for one in full
+    ]
+    assert [record.status for record in records] == [200, 200, 413]
+
+
+async def test_a_messages_stream_that_fails_ends_with_anthropics_error_event() -> None:
+    async def fails(request: InferenceRequest, caller: Caller) -> None:
+        caller.start(200, [(b"content-type", b"text/event-stream")])
+        caller.write(b'event: message_start\ndata: {"type":"message_start"}\n\n')
+        raise UpstreamBroken("The engine ended the stream.", response_began=True)
+
+    body = json.dumps({"model": "chat", "messages": MESSAGES, "max_tokens": 5, "stream": True}).encode()
+    client = Client(body, path=Endpoint.MESSAGES.value, headers=headers())
+    await World(fails).handle(client)
+    name, data = client.body.rstrip(b"\n").split(b"\n\n")[-1].split(b"\n")
+    assert name == b"event: error"
+    expected = {"type": "error", "error": {"type": "api_error", "message": "The engine ended the stream."}}
+    assert json.loads(data.removeprefix(b"data: ")) == expected

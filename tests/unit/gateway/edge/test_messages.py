@@ -54,6 +54,11 @@ def test_broken_tool_arguments_in_the_history_are_the_engines_matter() -> None:
         )
 
 
+def test_a_function_call_of_the_old_kind_is_let_through() -> None:
+    call = {"name": "f", "arguments": "{}"}
+    check([USER, {"role": "assistant", "content": None, "function_call": call}, {"role": "function", "content": "42"}])
+
+
 def test_an_assistants_turn_may_be_empty_and_a_tool_message_may_lack_its_call() -> None:
     check([USER, {"role": "assistant"}, {"role": "tool", "tool_call_id": "lost", "content": "42"}])
 

@@ -29,9 +29,10 @@ from gateway.config.schema import RetrySection, TimeoutsSection
 from gateway.domain.errors import ConnectFailed, EngineFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.replica import ReplicaRecord
-from gateway.domain.request import Endpoint, InferenceRequest
+from gateway.domain.request import InferenceRequest
 from gateway.fleet.registry import Registry
-from gateway.upstream.attempt import Attempts, headers_for, tokenize_body
+from gateway.upstream.attempt import Attempts, headers_for
+from gateway.upstream.body import JSON
 from gateway.upstream.forward import Forwarder
 from gateway.upstream.journey import Journey
 from gateway.upstream.retry import MAX_REFUSED
@@ -332,9 +333,9 @@ async def test_a_caller_who_leaves_closes_the_reply_and_asks_nobody_else() -> No
 def test_the_engines_key_goes_to_the_engine_and_no_other_credential_does() -> None:
     request = a_request()
     request.headers = ((b"traceparent", b"00-x"),)
-    with_key = headers_for(request, B, 1)
+    with_key = headers_for(request, B, 1, JSON)
     assert (b"authorization", b"Bearer engine-b") in with_key
-    assert [name for name, _ in headers_for(request, A, 1)] == [b"content-type", b"x-request-id", b"traceparent"]
+    assert [name for name, _ in headers_for(request, A, 1, JSON)] == [b"content-type", b"x-request-id", b"traceparent"]
 
 
 async def test_each_replica_gets_its_own_key_only() -> None:
@@ -396,31 +397,3 @@ async def test_no_count_is_none() -> None:
     assert await counted(FakeReply(b"{}", status=404)) is None
     assert await counted(REFUSED, REFUSED) is None
     assert await counted(candidates=()) is None
-
-
-def body_to_count(endpoint: Endpoint = Endpoint.CHAT, **fields: Any) -> dict[str, Any]:
-    decoded: dict[str, Any] = json.loads(tokenize_body(a_request(endpoint=endpoint, **fields), A))
-    return decoded
-
-
-def test_tools_and_template_settings_are_counted_with_the_messages() -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    body = body_to_count(
-        tools=tools,
-        chat_template_kwargs={"enable_thinking": False},
-        add_special_tokens=True,
-        max_tokens=5,
-        temperature=1,
-    )
-    assert body == {
-        "model": "a-model",
-        "messages": [{"role": "user", "content": "Hi"}],
-        "tools": tools,
-        "chat_template_kwargs": {"enable_thinking": False},
-        "add_special_tokens": True,
-    }
-
-
-def test_a_plain_prompt_is_counted_as_it_will_be_read() -> None:
-    body = body_to_count(Endpoint.COMPLETIONS, add_special_tokens=False, max_tokens=5)
-    assert body == {"model": "a-model", "prompt": "Once", "add_special_tokens": False}

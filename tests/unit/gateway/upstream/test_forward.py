@@ -20,6 +20,7 @@ from fakes.story import (
     usage_event,
 )
 
+from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import (
     EngineBusy,
     EngineDied,
@@ -393,3 +394,87 @@ async def test_a_caller_that_never_reads_on_costs_what_it_was_sent() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert made.journey.cut_off() == Usage(30, 1) and not made.log
+
+
+# --- the other paths ----------------------------------------------------------------------------------------
+
+RESPONSE_DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"Hi"}\n\n'
+RESPONSE_END = (
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"status":"completed",'
+    b'"usage":{"input_tokens":7,"output_tokens":2}}}\n\n'
+)
+BLOCK_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"Hi"},"index":0}\n\n'
+MESSAGE_END = (
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"},'
+    b'"usage":{"input_tokens":7,"output_tokens":2}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+NAMED = [
+    (Endpoint.RESPONSES, RESPONSE_DELTA, RESPONSE_END),
+    (Endpoint.MESSAGES, BLOCK_DELTA, MESSAGE_END),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "piece", "end"), NAMED)
+async def test_a_stream_of_named_events_goes_through_whole_and_is_settled_by_its_last_event(
+    endpoint: Endpoint, piece: bytes, end: bytes
+) -> None:
+    made = stream(piece, piece, end, endpoint=endpoint)
+    assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.caller.body == piece + piece + end
+    assert made.log == [SETTLED, "caller sees the end"]
+
+
+@pytest.mark.parametrize(("endpoint", "piece", "end"), NAMED)
+async def test_a_stream_of_named_events_without_its_last_one_is_no_good_end(
+    endpoint: Endpoint, piece: bytes, end: bytes
+) -> None:
+    made = stream(piece, piece, endpoint=endpoint)
+    with pytest.raises(UpstreamBroken):
+        await made.run()
+    assert made.journey.cut_off() == Usage(30, 2) and made.log == []
+
+
+async def test_an_error_event_of_anthropics_is_passed_on_and_counts_as_the_engines_failure() -> None:
+    error = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"no luck"}}\n\n'
+    made = stream(BLOCK_DELTA, error, endpoint=Endpoint.MESSAGES)
+    outcome = await made.run()
+    assert (outcome.ending, outcome.error_code) == (Ending.UPSTREAM_ERROR, "engine_failed")
+    assert made.caller.body == BLOCK_DELTA + error
+    first = stream(error, endpoint=Endpoint.MESSAGES)
+    with pytest.raises(EngineFailed, match="no luck"):
+        await first.run()
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE])
+async def test_what_generates_nothing_costs_its_prompt(endpoint: Endpoint) -> None:
+    made = Exchange(b'{"data":[],"usage":{"prompt_tokens":7,"total_tokens":7}}', endpoint=endpoint)
+    assert (await made.run()).usage == Usage(7, 0)
+
+
+async def test_a_message_without_a_reason_to_stop_is_no_success() -> None:
+    made = Exchange(b'{"type":"message","content":[],"usage":{"input_tokens":7}}', endpoint=Endpoint.MESSAGES)
+    with pytest.raises(UpstreamError):
+        await made.run()
+
+
+async def test_a_transcript_is_passed_on_as_the_text_that_it_is() -> None:
+    made = Exchange(b"Hello there.", endpoint=Endpoint.TRANSCRIPTIONS)
+    made.reply.headers = [(b"content-type", b"text/plain; charset=utf-8")]
+    made.journey.prompt_tokens = 0
+    assert (await made.run()).usage == Usage(0, 0)
+    assert made.caller.headers[b"content-type"] == b"text/plain; charset=utf-8"
+    assert made.caller.body == b"Hello there."
+
+
+async def test_a_page_of_html_is_no_transcript() -> None:
+    made = Exchange(b"<html>", endpoint=Endpoint.TRANSCRIPTIONS)
+    made.reply.headers = [(b"content-type", b"text/html")]
+    with pytest.raises(EngineFailed):
+        await made.run()
+
+
+async def test_a_streamed_transcript_costs_no_tokens_as_a_plain_one() -> None:
+    made = stream(*TWO, DONE, endpoint=Endpoint.TRANSCRIPTIONS)
+    made.journey.prompt_tokens = 0
+    assert (await made.run()).usage == Usage(0, 0)
+    assert made.caller.body == b"".join((*TWO, DONE))

@@ -1,0 +1,181 @@
+"""Checks the prompt of each kind of path and says what can be known of its length. Called by decode.py.
+
+A fault is named by its element. The texts themselves are never copied into an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.domain.endpoint import Prompt, Rules
+from gateway.domain.errors import BadRequest
+from gateway.edge.blocks import check_blocks
+from gateway.edge.fields import NULL, Fields
+from gateway.edge.messages import check_messages
+
+MAX_PROMPTS = 2048  # of one request: each is a sequence of its own in the engine
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What decoding learns of a prompt; the fields are those of InferenceRequest."""
+
+    is_countable: bool
+    is_multimodal: bool = False
+    prompts: int = 1
+    ids: int | None = None
+    longest_ids: int = 0
+    repeated_bytes: int = 0
+
+
+TEXT = PromptFacts(is_countable=True)
+UNCOUNTED = PromptFacts(is_countable=False)
+MEDIA = PromptFacts(is_countable=False, is_multimodal=True)
+
+# A part of another kind than text. Quotes inside a string are escaped; that a text is exactly such a word and nothing
+# else makes its length unknown to us, no more.
+_MEDIA_PART = re.compile(rb'"(?:input_image|input_file|input_audio|(?:image|video|audio)_[a-z]+)"')
+_CHAT_INSIDE = re.compile(rb"\[\s*\{")
+# with one of these, a response's prompt is not what /tokenize makes of the same text
+_BEYOND_TEXT = ("tools", "reasoning", "previous_input_messages", "prompt")
+
+_texts = msgspec.json.Decoder(list[str | int | list[int]])
+_items = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
+_ids = msgspec.json.Decoder(list[int])
+
+
+def _chat(fields: Fields, rules: Rules) -> PromptFacts:
+    return MEDIA if check_messages(fields.get("messages")) else TEXT
+
+
+def _plain_texts(fields: Fields, rules: Rules) -> PromptFacts:
+    return check_texts(fields.get(rules.prompt_fields[0]), rules.prompt_fields[0])
+
+
+def _input(fields: Fields, rules: Rules) -> PromptFacts:
+    """`input` of /v1/embeddings, or a chat in `messages` or `input`; chats are not counted: their template differs."""
+    raw = fields.get("input")
+    if raw is None and "messages" in fields:
+        return MEDIA if check_messages(fields["messages"]) else UNCOUNTED
+    if raw is not None and _CHAT_INSIDE.match(raw) is not None:
+        return MEDIA if check_messages(raw, "input") else UNCOUNTED
+    facts = check_texts(raw, "input")
+    if "truncate_prompt_tokens" in fields:
+        return PromptFacts(False, prompts=facts.prompts)  # the engine cuts each to what fits
+    return facts
+
+
+def check_texts(raw: msgspec.Raw | None, name: str) -> PromptFacts:
+    """A string, strings, token ids, or lists of token ids; at most MAX_PROMPTS."""
+    if raw is None or bytes(raw) == NULL:
+        raise BadRequest(f"'{name}' is missing.", param=name)
+    first = bytes(raw)[:1]
+    if first == b'"':
+        return TEXT
+    if first != b"[":
+        raise BadRequest(f"'{name}' must be a string or an array.", param=name)
+    try:
+        prompts = _texts.decode(raw)
+    except msgspec.ValidationError as exc:
+        raise BadRequest(f"'{name}' must hold strings, token ids, or arrays of token ids.", param=name) from exc
+    except RecursionError as exc:
+        raise BadRequest(f"'{name}' is nested too deeply.", param=name) from exc
+    if not prompts:
+        raise BadRequest(f"'{name}' is empty; send at least one prompt.", param=name)
+    if len({type(prompt) for prompt in prompts}) > 1:
+        raise BadRequest(f"'{name}' mixes strings and token ids; send one kind.", param=name)
+    if isinstance(prompts[0], int):
+        return PromptFacts(False, ids=len(prompts), longest_ids=len(prompts))
+    if len(prompts) > MAX_PROMPTS:
+        raise BadRequest(f"'{name}' holds {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed.", param=name)
+    if isinstance(prompts[0], str):
+        return PromptFacts(False, prompts=len(prompts))
+    lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
+    return PromptFacts(False, prompts=len(prompts), ids=sum(lengths), longest_ids=max(lengths))
+
+
+def _pairs(fields: Fields, rules: Rules) -> PromptFacts:
+    """One text against many: the engine reads the first once for each of the others."""
+    names = rules.prompt_fields
+    for one, many in zip(names[::2], names[1::2], strict=True):
+        if one in fields and many in fields:
+            break
+    else:
+        raise BadRequest(
+            f"'{names[0]}' and '{names[1]}' are needed, one text and those to hold against it.", param=names[0]
+        )
+    documents = 1
+    for name in (one, many):
+        if bytes(fields[name])[:1] != b"[":
+            continue
+        try:
+            documents = max(documents, len(_raws.decode(fields[name])))
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise BadRequest(f"'{name}' must be a text or an array of texts.", param=name) from exc
+    if documents > MAX_PROMPTS:
+        raise BadRequest(f"'{many}' holds {documents} texts; at most {MAX_PROMPTS} are allowed.", param=many)
+    first, second = bytes(fields[one]), bytes(fields[many])
+    repeated = 0 if first[:1] == b"[" else len(first) * (documents - 1)
+    has_media = _MEDIA_PART.search(first) is not None or _MEDIA_PART.search(second) is not None
+    return PromptFacts(False, has_media, documents, repeated_bytes=repeated)
+
+
+def _items_of_a_response(fields: Fields, rules: Rules) -> PromptFacts:
+    raw = fields.get("input")
+    if raw is None or bytes(raw) == NULL:
+        raise BadRequest("'input' is missing.", param="input")
+    text = bytes(raw)
+    if text[:1] == b'"':
+        return UNCOUNTED if any(name in fields for name in _BEYOND_TEXT) else TEXT
+    if text[:1] != b"[":
+        raise BadRequest("'input' must be a string or an array of items.", param="input")
+    try:
+        items = _items.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise BadRequest("'input' must hold objects, each an item of the conversation.", param="input") from exc
+    if not items:
+        raise BadRequest("'input' is empty; send at least one item.", param="input")
+    return MEDIA if _MEDIA_PART.search(text) is not None else UNCOUNTED
+
+
+def _blocks(fields: Fields, rules: Rules) -> PromptFacts:
+    return MEDIA if check_blocks(fields.get("messages"), fields.get("system")) else TEXT
+
+
+def _chat_or_text(fields: Fields, rules: Rules) -> PromptFacts:
+    if "prompt" in fields:
+        if bytes(fields["prompt"])[:1] != b'"':
+            raise BadRequest("'prompt' must be a string.", param="prompt")
+        return TEXT
+    if "messages" not in fields:
+        raise BadRequest("'messages' or 'prompt' is missing.", param="messages")
+    return _chat(fields, rules)
+
+
+def _token_ids(fields: Fields, rules: Rules) -> PromptFacts:
+    name = rules.prompt_fields[0]
+    try:
+        tokens = _ids.decode(fields[name])
+    except KeyError as exc:
+        raise BadRequest(f"'{name}' is missing.", param=name) from exc
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise BadRequest(f"'{name}' must be an array of token ids.", param=name) from exc
+    return PromptFacts(False, ids=len(tokens), longest_ids=len(tokens))
+
+
+# a path whose prompt is a file is none of JSON's: edge/form.py reads it
+PROMPT_CHECKS: dict[Prompt, Callable[[Fields, Rules], PromptFacts]] = {
+    Prompt.CHAT: _chat,
+    Prompt.TEXTS: _plain_texts,
+    Prompt.INPUT: _input,
+    Prompt.PAIRS: _pairs,
+    Prompt.ITEMS: _items_of_a_response,
+    Prompt.BLOCKS: _blocks,
+    Prompt.CHAT_OR_TEXT: _chat_or_text,
+    Prompt.IDS: _token_ids,
+}

@@ -1,0 +1,246 @@
+"""Reads the streams of /v1/responses and /v1/messages from the side, as relay.StreamTap reads those with [DONE].
+
+The forwarder takes the tap that `tap_for` gives. Here nothing is ever held back or taken out: what a read brought goes
+on as the same object. Most reads cost two substring counts.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from gateway.domain.endpoint import StreamEnd
+from gateway.domain.outcome import Usage
+from gateway.domain.request import InferenceRequest
+from gateway.upstream.engine_error import EngineError, normalise
+from gateway.upstream.relay import StreamTap
+from gateway.upstream.sse import event_ends, payload_of
+from gateway.upstream.usage import UNREADABLE, InputUsage
+
+# The last event of a response repeats its whole output, so it may be large; a longer one goes through unread
+MAX_EVENT_BYTES = 4 << 20
+HEAD_BYTES = 512  # of an event that is too long: enough for its name
+_NAME = re.compile(rb'(?:^|[\r\n])event:[ ]?([a-z_.]+)|"type"\s*:\s*"([a-z_.]+)"')
+
+
+class _Event(msgspec.Struct):
+    """What we look for in an event. The large ones are not decoded unless they are asked for."""
+
+    type: str = ""
+    response: msgspec.Raw = msgspec.Raw(b"null")  # /v1/responses
+    message: msgspec.Raw = msgspec.Raw(b"null")  # Anthropic's first event; the text of an error of a response
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+    delta: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Told(msgspec.Struct):
+    """A response or a message within an event."""
+
+    usage: InputUsage | None = None
+    status: str | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Delta(msgspec.Struct):
+    stop_reason: str | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+_told = msgspec.json.Decoder(_Told)
+_input_usage = msgspec.json.Decoder(InputUsage | None)
+_delta = msgspec.json.Decoder(_Delta)
+
+
+class NamedTap:
+    """What both have in common: cutting reads into events, counting those that carry a piece of the answer."""
+
+    __slots__ = ("_is_skipping", "_tail", "error", "events", "saw_done", "saw_finish", "usage", "was_given_up")
+
+    piece: bytes  # ends the name of an event that carries a piece of the answer, with the next line's beginning
+
+    def __init__(self) -> None:
+        self.events = 0  # that carry a piece of the answer
+        self.usage: Usage | None = None  # of the whole answer, once the engine told
+        self.saw_done = False  # the event that ends the stream
+        self.saw_finish = False
+        self.was_given_up = False
+        self.error: EngineError | None = None  # of an error event; the first one's
+        self._tail = b""  # of the event that has not ended
+        self._is_skipping = False  # it is too long to be read; `_tail` holds only its beginning and its last bytes
+
+    @property
+    def has_started_content(self) -> bool:
+        return self.events > 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes a read and gives the same bytes to pass on."""
+        if not self._tail and data.endswith(b"\n\n"):
+            pieces = data.count(self.piece)  # a line end inside a string is escaped: no text looks like this
+            if pieces and pieces == data.count(b"\n\n"):
+                self.events += pieces
+                return data
+        self._cut(data)
+        return data
+
+    def finish(self) -> bytes:
+        """To be called when the body has ended; reads an event that lacks only its empty line."""
+        tail, self._tail = self._tail, b""
+        if tail:
+            self._end(tail)
+        return b""
+
+    def _cut(self, data: bytes) -> None:
+        old = self._tail
+        buffer = old + data if old else data
+        begin = 0
+        for end in event_ends(buffer, max(0, len(old) - 1)):  # the first line end may have come before
+            self._end(buffer[begin:end])
+            begin = end
+        tail = buffer[begin:]
+        if len(tail) > MAX_EVENT_BYTES:
+            self._is_skipping = True
+        # the last bytes are kept to see where it ends; three, since CR LF CR LF may be cut
+        self._tail = tail[:HEAD_BYTES] + tail[-3:] if self._is_skipping and len(tail) > HEAD_BYTES + 3 else tail
+
+    def _end(self, event: bytes) -> None:
+        if self._is_skipping:
+            self._is_skipping = False
+            name = _NAME.search(event)
+            self._unread((name[1] or name[2]).decode() if name else "")
+            return
+        payload = payload_of(event)
+        if payload is None:  # a comment, an empty event
+            return
+        try:
+            fields = _event.decode(payload)
+        except UNREADABLE:
+            self.events += 1  # it may well hold text: better counted than free
+            return
+        self._read(fields)
+
+    def _read(self, event: _Event) -> None:
+        raise NotImplementedError
+
+    def _unread(self, name: str) -> None:
+        """An event that was too long; only its name is known."""
+        raise NotImplementedError
+
+    def _fail(self, error: msgspec.Raw) -> None:
+        """Anything that says it is an error ends these streams."""
+        self.saw_done = True
+        if self.error is None:
+            self.error = normalise(500, b'{"error":%b}' % bytes(error))
+
+
+_RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+class ResponsesTap(NamedTap):
+    """OpenAI's /v1/responses: `response.….delta` carries the answer, `response.completed` the usage."""
+
+    __slots__ = ()
+    piece = b".delta\ndata:"
+
+    def _read(self, event: _Event) -> None:
+        if event.type.endswith(".delta"):
+            self.events += 1
+        elif event.type in _RESPONSE_ENDS:
+            self.saw_done = self.saw_finish = True
+            told = _read_told(event.response)
+            if told.usage is not None:
+                self.usage = told.usage.usage()
+            self.was_given_up = told.status == "cancelled"
+            if event.type == "response.failed":
+                self._fail(told.error)
+        elif event.type == "error":
+            self._fail(event.message if bytes(event.error) == b"null" else event.error)
+        elif bytes(event.error) != b"null":
+            self._fail(event.error)
+
+    def _unread(self, name: str) -> None:
+        if name in _RESPONSE_ENDS:
+            self.saw_done = self.saw_finish = True
+            if name == "response.failed":
+                self._fail(msgspec.Raw(b"null"))
+        elif name.endswith(".delta"):
+            self.events += 1
+
+
+class MessagesTap(NamedTap):
+    """Anthropic's /v1/messages: `content_block_delta` carries the answer, `message_delta` the usage and the reason."""
+
+    __slots__ = ("_prompt",)
+    piece = b"event: content_block_delta\ndata:"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompt: Usage | None = None  # as the first event tells it
+
+    def _read(self, event: _Event) -> None:
+        match event.type:
+            case "content_block_delta":
+                self.events += 1
+            case "message_start":
+                told = _read_told(event.message).usage
+                self._prompt = None if told is None else told.usage()
+            case "message_delta":
+                self._note_end(event)
+            case "message_stop":
+                self.saw_done = True
+            case _ if event.type == "error" or bytes(event.error) != b"null":
+                self._fail(event.error)
+
+    def _note_end(self, event: _Event) -> None:
+        try:
+            told = _input_usage.decode(event.usage)
+            told_usage = None if told is None else told.usage()
+        except UNREADABLE:
+            told_usage = self._output_alone(event.usage)
+        if told_usage is not None:
+            self.usage = told_usage
+        try:
+            is_given_up = _delta.decode(event.delta).stop_reason is None
+        except UNREADABLE:
+            return
+        self.saw_finish = not is_given_up
+        self.was_given_up = is_given_up  # vLLM has no word of Anthropic's for it
+
+    def _output_alone(self, raw: msgspec.Raw) -> Usage | None:
+        """Anthropic's own API tells the prompt once, in the first event."""
+        try:
+            output = _output.decode(raw).output_tokens
+        except UNREADABLE:
+            return None
+        return None if self._prompt is None else Usage(self._prompt.prompt_tokens, output)
+
+    def _unread(self, name: str) -> None:
+        self.events += name == "content_block_delta"
+
+
+class _Output(msgspec.Struct):
+    output_tokens: int
+
+
+_output = msgspec.json.Decoder(_Output)
+
+Tap = StreamTap | NamedTap
+
+
+def tap_for(request: InferenceRequest) -> Tap:
+    """A new one for the stream of this request."""
+    match request.endpoint.rules.end:
+        case StreamEnd.RESPONSE:
+            return ResponsesTap()
+        case StreamEnd.MESSAGE_STOP:
+            return MessagesTap()
+        case _:
+            return StreamTap(drop_usage_event=not request.wants_usage)
+
+
+def _read_told(raw: msgspec.Raw) -> _Told:
+    try:
+        return _told.decode(raw)
+    except UNREADABLE:
+        return _Told()
