@@ -22,7 +22,7 @@ import pytest_asyncio
 from fakes.engine import eventually
 from fakes.line import free_port, write_config
 from fakes.up import Running, running_up
-from openai import AsyncOpenAI, BadRequestError, RateLimitError
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 READY_S = 300.0  # 60 s on an idle machine
@@ -71,6 +71,7 @@ async def line(
                 "scheduling_policy": "priority",
             }
             | common,
+            "embed": {"model": str(models_dir / "tiny-embed"), "max_model_len": 512} | common,
         },
         routes={
             "chat": {
@@ -81,12 +82,22 @@ async def line(
                 "defaults": {"temperature": 0},
             },
             "tiny": {"targets": [{"pool": "tiny"}]},
+            "embed": {"targets": [{"pool": "embed"}]},
         },
     )
     async with running_up(config, READY_S) as up:
         url, key = up.address()
         async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=60) as openai:
-            yield RealLine(up, url, key, openai)
+            made = RealLine(up, url, key, openai)
+
+            async def all_serve() -> bool:
+                """The ready block waits for one pool in the gateway's view; the last one may be a second behind."""
+                replies = [await made.post(model=model, max_tokens=1) for model in ("chat", "tiny", "embed")]
+                by_chat = [reply.headers.get("x-poolgate-pool") for reply in replies[:2]]
+                return by_chat == ["smollm2", "tiny"] and replies[2].status_code == 404  # it embeds, it does not chat
+
+            await eventually(all_serve, "the gateway has seen that every pool is ready", 20)
+            yield made
 
 
 async def test_openai_client_gets_sensible_answers_plain_and_streamed(line: RealLine) -> None:
@@ -126,6 +137,74 @@ async def test_gateway_counts_a_long_prompt_exactly_as_the_engine_does(line: Rea
     assert refused.value.code == "context_length_exceeded"
     for number in (512, fits.usage.prompt_tokens, room + 1):
         assert str(number) in refused.value.message
+
+
+async def test_embeddings_are_the_same_in_base64_and_as_floats_from_text_and_from_tokens(line: RealLine) -> None:
+    by_default = await line.openai.embeddings.create(model="embed", input=["hello", "world wide"])
+    floats = await line.openai.embeddings.create(model="embed", input="hello", encoding_format="float")
+    assert len(by_default.data) == 2
+    assert by_default.data[0].embedding == pytest.approx(floats.data[0].embedding, abs=1e-3)
+    tokens = await line.openai.embeddings.create(model="embed", input=[[1, 2, 3], [4, 5]])
+    assert tokens.usage.prompt_tokens == 5
+    with pytest.raises(NotFoundError) as refused:
+        await line.openai.chat.completions.create(model="embed", messages=FRANCE)
+    assert refused.value.response.headers["x-poolgate-error-source"] == "engine"
+    assert (await line.openai.embeddings.create(model="embed", input="hello")).data
+
+
+async def test_responses_plain_and_streamed_agree_and_are_counted_exactly(line: RealLine) -> None:
+    plain = await line.openai.responses.create(model="chat", input=FRANCE[0]["content"], max_output_tokens=16)
+    assert "Paris" in plain.output_text
+    stream = await line.openai.responses.create(model="chat", input=FRANCE, max_output_tokens=16, stream=True)
+    events = [event async for event in stream]
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == plain.output_text
+    text = "one two three " * 150
+    fits = await line.openai.responses.create(model="tiny", input=text, instructions="Be short.", max_output_tokens=4)
+    assert fits.usage is not None
+    room = 512 - fits.usage.input_tokens
+    await line.openai.responses.create(model="tiny", input=text, instructions="Be short.", max_output_tokens=room)
+    with pytest.raises(BadRequestError) as refused:
+        await line.openai.responses.create(
+            model="tiny", input=text, instructions="Be short.", max_output_tokens=room + 1
+        )
+    assert refused.value.code == "context_length_exceeded"
+
+
+async def test_messages_plain_and_streamed_agree_and_are_counted_exactly(line: RealLine) -> None:
+    async with httpx.AsyncClient(timeout=60, trust_env=False, headers={"x-api-key": line.key}) as client:
+
+        async def ask(path: str = "/messages", **body: Any) -> httpx.Response:
+            return await client.post(
+                line.url + path, json={"model": "chat", "messages": FRANCE, "max_tokens": 16} | body
+            )
+
+        plain = (await ask()).json()
+        assert "Paris" in plain["content"][0]["text"]
+        streamed = (await ask(stream=True)).text.rstrip().split("\n\n")
+        data = [json.loads(event.partition("\ndata: ")[2]) for event in streamed]
+        pieces = [event["delta"]["text"] for event in data if event["type"] == "content_block_delta"]
+        assert "".join(pieces) == plain["content"][0]["text"]
+        assert data[-1] == {"type": "message_stop"}
+
+        long = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "one two three " * 150}],
+            "system": "Be short.",
+        }
+        counted = (await ask("/messages/count_tokens", **long)).json()["input_tokens"]
+        assert (await ask(**long, max_tokens=512 - counted)).status_code == 200
+        refused = await ask(**long, max_tokens=512 - counted + 1)
+        assert (refused.status_code, refused.json()["type"]) == (400, "error")
+        assert refused.headers["x-poolgate-error-source"] == "client"
+
+
+async def test_tokens_go_both_ways(line: RealLine) -> None:
+    url, headers = line.url.removesuffix("/v1"), {"x-api-key": line.key}
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, headers=headers) as client:
+        tokens = (await client.post("/tokenize", json={"model": "chat", "prompt": "Hello world"})).json()["tokens"]
+        text = (await client.post("/detokenize", json={"model": "chat", "tokens": tokens})).json()
+    assert text == {"prompt": "Hello world"}
 
 
 async def test_two_answers_with_priority_scheduling_both_arrive_and_the_engine_lives(line: RealLine) -> None:
