@@ -54,6 +54,7 @@ class KeyStore:
         self._static = self._static_keys()
         self._known: OrderedDict[str, _Cached] = OrderedDict()
         self._unknown: OrderedDict[str, _Cached] = OrderedDict()
+        self._digests: dict[bytes, str] = {}
         self._lookups: dict[str, asyncio.Task[_Cached]] = {}  # one per hash, shared by all who ask meanwhile
 
     async def authenticate(self, presented: bytes | str) -> Principal:
@@ -61,9 +62,12 @@ class KeyStore:
         key = presented.encode("utf-8", "surrogatepass") if isinstance(presented, str) else presented
         if not 0 < len(key) <= MAX_KEY_BYTES:
             raise InvalidKey
-        digest = digest_of(key)
+        digest = self._digests.get(key)
+        if digest is None:
+            digest = digest_of(key)
         static = self._static.get(digest)
         if static is not None and hmac.compare_digest(static[0], digest):
+            self._remember(key, digest)
             return static[1]
         if RUN_TIME_KEY.fullmatch(key) is None:
             raise InvalidKey
@@ -72,7 +76,15 @@ class KeyStore:
             cached = await self._look_up(digest)
         if cached.principal is None or self._clock() >= cached.ends_s:
             raise InvalidKey
+        self._remember(key, digest)
         return cached.principal
+
+    def _remember(self, key: bytes, digest: str) -> None:
+        """Spares hashing a key that was good at each of its requests. Strangers' guesses never get in."""
+        if key not in self._digests:
+            if len(self._digests) >= MAX_CACHED:
+                self._digests.clear()
+            self._digests[key] = digest
 
     async def aclose(self) -> None:
         """End the look-ups that are on their way."""

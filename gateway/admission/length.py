@@ -6,14 +6,14 @@ no counting; only in the grey zone is the prompt counted, by a worker's own toke
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.domain.endpoint import Rules
 from gateway.domain.errors import BadRequest, ContextTooLong
 from gateway.domain.request import InferenceRequest
 from gateway.domain.route import Route
+from gateway.domain.windows import Windows
 
 TEMPLATE_TOKENS = 256  # what a chat template may add of its own; our margin, SmolLM2's adds 31
 MAX_TOKEN_BYTES = 128  # the longest tokens of today's vocabularies are runs of that many blanks
@@ -21,8 +21,7 @@ BYTES_PER_TOKEN = 4  # English text in JSON; only for the reservation of an unco
 UNKNOWN_OUTPUT = 1024  # reserved where neither caller nor route nor path limits the output; settling corrects it
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """`pools` can hold the request; `output_for` says which output limit goes into the body for one of them."""
 
     pools: frozenset[str]
@@ -47,7 +46,7 @@ class Fit:
 async def fit(
     request: InferenceRequest,
     route: Route,
-    windows: Mapping[str, int | None],
+    windows: Windows,
     count: Callable[[], Awaitable[int | None]],
 ) -> Fit:
     """Checks the request against the window of every pool of its order (None: unknown, the engine decides).
@@ -57,14 +56,14 @@ async def fit(
     rules = request.endpoint.rules
     asked, was_clamped = capped(request.max_output_tokens, route, request.output_field)
     output = asked or len(rules.output_fields[:1])  # "as much as there is room for" needs room for one token
-    known = [w for w in windows.values() if w is not None]
-    largest = max(known) if known and len(known) == len(windows) else None
+    largest = windows.largest
     if largest is not None and output and output >= largest:
         raise ContextTooLong(
             f"This model's window is {largest} tokens; {_asks(request, output)}, which leaves no room for a prompt.",
             param=request.output_field,
         )
-    if largest is not None and request.is_countable and (size := prompt_bytes(request)) > largest * MAX_TOKEN_BYTES:
+    most_bytes = (largest or request.body_bytes) * MAX_TOKEN_BYTES
+    if request.body_bytes > most_bytes and request.is_countable and (size := prompt_bytes(request)) > most_bytes:
         # counting megabytes would hold up an engine's other callers, to say what is sure already
         raise ContextTooLong(
             f"This model's window is {largest} tokens; the prompt is {size} bytes long, which is more than "
@@ -72,25 +71,27 @@ async def fit(
             param=prompt_field(request),
         )
     if not rules.costs_tokens:
-        return Fit(frozenset(windows), 0, 0, None, was_clamped=False, was_counted=True)
+        return Fit(windows.pools, 0, 0, None, was_clamped=False, was_counted=True)
     prompt = request.prompt_ids  # token ids are counted already; each of several prompts has a window of its own
     longest = request.longest_ids
     bound = longest if prompt is not None else 1 if request.is_multimodal else request.body_bytes + TEMPLATE_TOKENS
-    pools = holding(bound + output, windows)
+    fits_all = windows.smallest is not None and bound + output <= windows.smallest  # nearly always
+    pools = windows.pools if fits_all else holding(bound + output, windows)
     if len(pools) < len(windows) and not request.is_multimodal:  # media: the route's order stands, the engine decides
         if prompt is None and request.is_countable and (counted := await count()) is not None:
             prompt = longest = counted
         if prompt is not None:
             pools = holding(longest + output, windows)
             if not pools:
-                raise too_long(request, longest, output, max(known))
+                raise too_long(request, longest, output, most_of(windows))
         elif not pools:
             # nobody could count it: the engine with the largest window decides, and no smaller one gets it
-            pools = frozenset(p for p, w in windows.items() if w == max(known))
-    room = max((w for p, w in windows.items() if p in pools and w is not None), default=None)
+            most = most_of(windows)
+            pools = frozenset(p for p, w in windows.items() if w == most)
+    room = largest if pools is windows.pools and largest is not None else room_in(pools, windows)
     was_counted = prompt is not None and request.prompts == 1
     if prompt is None:
-        prompt = math.ceil((request.body_bytes + request.repeated_bytes) / BYTES_PER_TOKEN)
+        prompt = -((request.body_bytes + request.repeated_bytes) // -BYTES_PER_TOKEN)
         if room is not None:
             prompt = min(prompt, room * request.prompts)
     write = asked if was_clamped else None
@@ -101,6 +102,15 @@ async def fit(
     of_each = prompt if request.prompts == 1 else longest  # what a window has to hold beside one answer
     reserve = prompt + request.n * (asked or _unsaid(rules, write, room, of_each))
     return Fit(pools, prompt, reserve, write, was_clamped, was_counted)
+
+
+def most_of(windows: Windows) -> int:
+    """The largest window that is known; only where one is."""
+    return max(window for window in windows.values() if window is not None)
+
+
+def room_in(pools: frozenset[str], windows: Windows) -> int | None:
+    return max((w for p, w in windows.items() if p in pools and w is not None), default=None)
 
 
 def prompt_field(request: InferenceRequest) -> str:

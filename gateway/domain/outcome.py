@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Ending(StrEnum):
@@ -15,8 +15,7 @@ class Ending(StrEnum):
     FAILED = "failed"  # a defect of ours
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Token counts as the engine reported them, or as we counted them when it could not."""
 
     prompt_tokens: int
@@ -27,8 +26,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """`usage` is None when nothing was generated: then the whole reservation goes back."""
 
     ending: Ending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.domain.endpoint import Endpoint
 
@@ -24,8 +24,7 @@ class Limits:
 NO_LIMITS = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class RateState:
+class RateState(NamedTuple):
     """What is left of the tightest limit of each kind, for `x-ratelimit-*`; None: not limited, or not known.
 
     `reset_…_s` is the time in seconds until the whole limit is free again if nothing more is asked.

@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from opentelemetry.trace import Span
-
 from gateway.dispatch import ending_of
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import ClientGone, GatewayError, InternalError, ShuttingDown, WrongMethod
@@ -53,7 +51,22 @@ async def handle(runtime: Runtime, endpoint: Endpoint, exchange: Exchange) -> No
     span = runtime.traces.begin(exchange.headers, record) if runtime.traces else None
     runtime.exchanges.add(exchange)
     try:
-        await answer(runtime, endpoint, exchange, record, span)
+        gateway = runtime.config.gateway
+        if exchange.method != "POST":
+            raise WrongMethod(f"Use POST for {endpoint.value}.", "POST")
+        principal = await runtime.keys.authenticate(presented_key(exchange.headers))
+        record.key_id, record.user = principal.key_id, principal.user
+        class_name = class_for(exchange.header(b"x-poolgate-class"), principal, runtime.config.classes)
+        record.class_name = class_name
+        body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s, gateway.timeouts.total_s)
+        content_type = exchange.header(b"content-type") if endpoint.rules.is_form else None
+        request = decode(body, endpoint, principal, class_name, exchange.request_id, content_type)
+        if passed := exchange.headers_of(PASSED_HEADERS):
+            request.headers = without_broken_trace(passed)
+        if span is not None and runtime.traces:
+            request.headers = runtime.traces.carry(span, request.headers)
+        record.model, record.stream = request.model[:128], request.stream
+        await runtime.dispatcher.serve(request, exchange, record)
     except GatewayError as error:
         fail(exchange, record, error)
     except asyncio.CancelledError:
@@ -74,27 +87,6 @@ async def handle(runtime: Runtime, endpoint: Endpoint, exchange: Exchange) -> No
         runtime.instruments.observe(record)
         if span is not None and runtime.traces:
             runtime.traces.end(span, record)
-
-
-async def answer(
-    runtime: Runtime, endpoint: Endpoint, exchange: Exchange, record: AccessRecord, span: Span | None
-) -> None:
-    gateway = runtime.config.gateway
-    if exchange.method != "POST":
-        raise WrongMethod(f"Use POST for {endpoint.value}.", "POST")
-    principal = await runtime.keys.authenticate(presented_key(exchange.headers))
-    record.key_id, record.user = principal.key_id, principal.user
-    class_name = class_for(exchange.header(b"x-poolgate-class"), principal, runtime.config.classes)
-    record.class_name = class_name
-    body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s, gateway.timeouts.total_s)
-    content_type = exchange.header(b"content-type") if endpoint.rules.is_form else None
-    request = decode(body, endpoint, principal, class_name, exchange.request_id, content_type)
-    if passed := exchange.headers_of(PASSED_HEADERS):
-        request.headers = without_broken_trace(passed)
-    if span is not None and runtime.traces:
-        request.headers = runtime.traces.carry(span, request.headers)
-    record.model, record.stream = request.model[:128], request.stream
-    await runtime.dispatcher.serve(request, exchange, record)
 
 
 def fail(exchange: Exchange, record: AccessRecord, error: GatewayError) -> None:

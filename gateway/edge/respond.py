@@ -125,19 +125,33 @@ def refusal_headers(retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
 
 def rate_lines(rate: RateState) -> bytes:
     """x-ratelimit-* as OpenAI names them, as bytes of a head; nothing for a kind that has no limit."""
-    lines = b""
-    if rate.limit_requests is not None:
-        lines = b"x-ratelimit-limit-requests: %d\r\n" % rate.limit_requests
-        if rate.remaining_requests is not None:
-            lines += b"x-ratelimit-remaining-requests: %d\r\n" % rate.remaining_requests
-        if rate.reset_requests_s is not None:
-            lines += b"x-ratelimit-reset-requests: %b\r\n" % duration(rate.reset_requests_s)
-    if rate.limit_tokens is not None:
-        lines += b"x-ratelimit-limit-tokens: %d\r\n" % rate.limit_tokens
-        if rate.remaining_tokens is not None:
-            lines += b"x-ratelimit-remaining-tokens: %d\r\n" % rate.remaining_tokens
-        if rate.reset_tokens_s is not None:
-            lines += b"x-ratelimit-reset-tokens: %b\r\n" % duration(rate.reset_tokens_s)
+    requests, left_requests, reset_requests_s, tokens, left_tokens, reset_tokens_s = rate
+    return _lines(_REQUESTS, requests, left_requests, reset_requests_s) + _lines(
+        _TOKENS, tokens, left_tokens, reset_tokens_s
+    )
+
+
+def _names(kind: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """The lines of one kind, ready to be filled: all three, then each alone."""
+    limit = b"x-ratelimit-limit-" + kind + b": %d\r\n"
+    remaining = b"x-ratelimit-remaining-" + kind + b": %d\r\n"
+    reset = b"x-ratelimit-reset-" + kind + b": %b\r\n"
+    return limit + remaining + reset, limit, remaining, reset
+
+
+_REQUESTS, _TOKENS = _names(b"requests"), _names(b"tokens")
+
+
+def _lines(names: tuple[bytes, ...], limit: int | None, left: int | None, reset_s: float | None) -> bytes:
+    if limit is None:
+        return b""
+    if left is not None and reset_s is not None:
+        return names[0] % (limit, left, duration(reset_s))
+    lines = names[1] % limit
+    if left is not None:
+        lines += names[2] % left
+    if reset_s is not None:
+        lines += names[3] % duration(reset_s)
     return lines
 
 

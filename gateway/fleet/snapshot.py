@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.route import PoolOrder
+from gateway.domain.windows import Windows
 
 
 class Snapshot:
@@ -20,7 +21,7 @@ class Snapshot:
         self._by_pool = {pool: tuple(members) for pool, members in by_pool.items()}
         self._ready = {pool: tuple(r for r in members if r.is_ready()) for pool, members in by_pool.items()}
         self._in_flight = in_flight
-        self._windows: dict[PoolOrder, dict[str, int | None]] = {}
+        self._windows: dict[PoolOrder, Windows] = {}
 
     def replicas(self, pool: str) -> tuple[ReplicaRecord, ...]:
         return self._by_pool.get(pool, ())
@@ -36,11 +37,11 @@ class Snapshot:
         windows = [r.max_model_len for r in self.ready(pool) if r.max_model_len]
         return min(windows) if windows else None
 
-    def windows(self, order: PoolOrder) -> Mapping[str, int | None]:
+    def windows(self, order: PoolOrder) -> Windows:
         """`window` of each pool of the order that has a ready replica; worked out once, for there are few orders."""
         windows = self._windows.get(order)
         if windows is None:
-            windows = {pool: self.window(pool) for pool in order.pools() if self.ready(pool)}
+            windows = Windows({pool: self.window(pool) for pool in order.pools() if self.ready(pool)})
             self._windows[order] = windows
         return windows
 

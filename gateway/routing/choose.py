@@ -21,6 +21,12 @@ def choose(order: PoolOrder, snapshot: Snapshot, fitting: frozenset[str], rng: R
     those with a ready replica, then the other targets, then the fallback pools; in a pool the least loaded first.
     Raises NoReplica when nothing is ready.
     """
+    if len(order.targets) == 1 and not order.fallback:  # the usual route: one pool, and often one replica
+        pool = order.targets[0].pool
+        ready = snapshot.ready(pool) if pool in fitting else ()
+        if ready:
+            return by_load(ready, snapshot, rng)
+        raise not_ready(order, snapshot)
     targets = [t for t in order.targets if t.pool in fitting and snapshot.ready(t.pool)]
     pools = [t.pool for t in weighted_order(targets, rng)]
     pools += [pool for pool in order.fallback if pool in fitting and snapshot.ready(pool)]

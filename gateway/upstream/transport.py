@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,7 @@ class Deadlines:
     total_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
+class UpstreamRequest(NamedTuple):
     """One request as it is to arrive at the replica, less what the transport itself writes.
 
     The transport adds host, content-length and accept-encoding, and leaves out hop-by-hop headers and `expect`.

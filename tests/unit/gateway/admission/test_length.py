@@ -16,6 +16,7 @@ from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import BadRequest, ContextTooLong
 from gateway.domain.request import InferenceRequest
 from gateway.domain.route import PoolOrder, Route, Target
+from gateway.domain.windows import Windows
 
 COMPLETIONS = Endpoint.COMPLETIONS
 
@@ -54,7 +55,7 @@ async def fitted(
     count: Callable[[], Awaitable[int | None]] = NOT_ASKED,
     on: Route | None = None,
 ) -> Fit:
-    return await fit(request, on or route(), windows, count)
+    return await fit(request, on or route(), Windows(windows), count)
 
 
 async def refused(
@@ -288,7 +289,7 @@ async def test_no_pool_is_named_whose_window_the_exact_count_and_the_output_pass
     tokens = max(1, int(share * request.body_bytes))
     output = min(asked or 1, cap or 10**9)
     try:
-        made = await fit(request, route(cap), windows, Counter(tokens))
+        made = await fit(request, route(cap), Windows(windows), Counter(tokens))
     except ContextTooLong as exc:
         assert all(window is not None and tokens + output > window for window in windows.values())
         assert str(max(w for w in windows.values() if w is not None)) in exc.message
