@@ -52,8 +52,6 @@ from gateway.telemetry.shared_values import slot_from_environment
 from gateway.telemetry.traces import traces_from_environment
 from gateway.upstream.attempt import Attempts
 from gateway.upstream.forward import Forwarder
-from gateway.upstream.http import HttpTransport
-from gateway.upstream.transports import Transports
 from gateway.upstream.trust import Trust
 from gateway.upstream.wire import WireTransport
 
@@ -103,7 +101,7 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
         budget = Budget(link, on_outage=config.redis.on_outage, expected_processes=process_count(config))
         budget.start()
         stack.push_async_callback(budget.aclose)
-        transport = Transports(WireTransport(), HttpTransport(trust_of(loaded)))
+        transport = WireTransport(trust_of(loaded))
         stack.push_async_callback(transport.aclose)
         fleet = Registry([StaticSource(config, time.time()), SupervisorSource(fleet_redis)])
         runtime = Runtime(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Callable
 from typing import cast
 
@@ -20,6 +21,7 @@ from gateway.upstream.transport import Deadlines
 HIGH_WATER_BYTES = 65_536  # unread bytes of a reply at which reading from the replica stops; a read takes all of them
 MAX_HEAD_BYTES = 65_536
 ONE_WRITE_BYTES = 65_536  # a body up to this size goes out in one write with its head
+FAREWELL_S = 1.0  # the loop's bound for an orderly end of TLS, which nobody here asks for
 
 
 class Connection(asyncio.Protocol):
@@ -36,6 +38,7 @@ class Connection(asyncio.Protocol):
         "_on_lost",
         "_parser",
         "_reply",
+        "_socket",
         "_timer",
         "_timer_at",
         "_transport",
@@ -57,6 +60,9 @@ class Connection(asyncio.Protocol):
         self._on_free = on_free
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
+        # what lies under `_transport` where that is TLS, else the same: a pause here keeps back the end of the
+        # connection too, behind which uvloop drops what it has not yet handed over, and an abort works in the handshake
+        self._socket: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._reply: WireReply | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -66,6 +72,25 @@ class Connection(asyncio.Protocol):
         self._is_reusable = False
         self._expects_body = True
         self._head_bytes = 0
+
+    async def start_tls(self, context: ssl.SSLContext, host: str, within_s: float) -> None:
+        """The handshake, on a connection just made. Raises OSError, of which ssl.SSLError is one.
+
+        `within_s`: the loop's bound; whoever calls has a deadline of its own and, when this fails, calls `abort`.
+        """
+        socket, transport = self._socket, None
+        if socket is not None and not socket.is_closing():
+            transport = await self._loop.start_tls(
+                socket,
+                self,
+                context,
+                server_hostname=host,
+                ssl_handshake_timeout=within_s,
+                ssl_shutdown_timeout=FAREWELL_S,
+            )
+        if transport is None or transport.is_closing():  # `abort`, or bytes before anybody asked
+            raise ConnectionResetError
+        self._transport = transport
 
     async def exchange(
         self, head: bytes, body: bytes, deadlines: Deadlines, now: float, total_at: float, *, expects_body: bool
@@ -131,9 +156,9 @@ class Connection(asyncio.Protocol):
             self.arm(reply.due_at)
 
     def resume(self) -> None:
-        if self._is_read_paused and self._transport is not None:
+        if self._is_read_paused and self._socket is not None:
             self._is_read_paused = False
-            self._transport.resume_reading()
+            self._socket.resume_reading()
 
     def finish(self, is_reusable: bool) -> None:
         """Called by the reply when it lets go, once for each exchange."""
@@ -145,13 +170,13 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Closes the socket now, dropping unsent bytes. Never a half-close: for vLLM that is a disconnect too."""
-        if self._transport is not None:
-            self._transport.abort()
+        if self._socket is not None:
+            self._socket.abort()
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = self._socket = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
@@ -174,18 +199,19 @@ class Connection(asyncio.Protocol):
             return
         if not reply.has_head and self._head_bytes > MAX_HEAD_BYTES:
             reply.fail(f"The engine's reply is malformed: {_HEAD_TOO_LONG}.")
-        elif reply.unread_bytes > HIGH_WATER_BYTES and not self._is_read_paused and self._transport is not None:
+        elif reply.unread_bytes > HIGH_WATER_BYTES and not self._is_read_paused and self._socket is not None:
             self._is_read_paused = True
-            self._transport.pause_reading()
+            self._socket.pause_reading()
         reply.deliver()
 
     def eof_received(self) -> None:
         self._end(None)
+        self.abort()  # an idle one; TLS would say its farewells to nobody
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc)
         self._disarm()
-        self._transport = self._parser = None  # the parser holds methods of ours: a cycle
+        self._transport = self._socket = self._parser = None  # the parser holds methods of ours: a cycle
         self._on_lost(self)
 
     def pause_writing(self) -> None:

@@ -1,4 +1,4 @@
-"""A replica's address, the head of a request, and which headers travel: pure, for both transports."""
+"""A replica's address, the head of a request, and which headers travel: pure; called by `wire.py` and `reply.py`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ HOP_BY_HOP = frozenset(
 NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
 
 Headers = list[tuple[bytes, bytes]]
+_FORMS = "http://host:port, https://host or unix:/path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +39,27 @@ class Address:
     socket_path: str | None
     host_header: bytes
     base_path: bytes  # "" or "/prefix" without a slash at its end
+    is_tls: bool = False
 
 
 @lru_cache(maxsize=1024)
 def parse_address(url: str) -> Address:
-    """Reads `http://host:port[/prefix]` or `unix:/path/of.sock`. Raises ConnectFailed for any other form."""
+    """Reads `http[s]://host[:port][/prefix]` or `unix:/path/of.sock`. Raises ConnectFailed for any other form."""
     try:
         if url.startswith("unix:/"):
             return Address("", 0, "/" + url.removeprefix("unix:").lstrip("/"), b"localhost", b"")
         parts = urlsplit(url)
-        if parts.scheme == "http" and parts.hostname and parts.username is None and not parts.query:
+        is_tls = parts.scheme == "https"
+        if (is_tls or parts.scheme == "http") and parts.hostname and parts.username is None and not parts.query:
             authority = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            port = parts.port or 80
-            host_header = authority if port == 80 else f"{authority}:{port}"
+            usual = 443 if is_tls else 80
+            port = parts.port or usual
+            host_header = authority if port == usual else f"{authority}:{port}"
             base_path = parts.path.rstrip("/").encode("ascii")
-            return Address(parts.hostname, port, None, host_header.encode("ascii"), base_path)
+            return Address(parts.hostname, port, None, host_header.encode("ascii"), base_path, is_tls)
     except ValueError as exc:  # port out of range, a bracket too few, a name outside ASCII
-        raise ConnectFailed("The engine's url cannot be read; use http://host:port or unix:/path.") from exc
-    raise ConnectFailed("The engine's url is of no form this gateway speaks; use http://host:port or unix:/path.")
+        raise ConnectFailed(f"The engine's url cannot be read; use {_FORMS}.") from exc
+    raise ConnectFailed(f"The engine's url is of no form this gateway speaks; use {_FORMS}.")
 
 
 def request_head(address: Address, request: UpstreamRequest) -> bytes:
@@ -64,11 +68,15 @@ def request_head(address: Address, request: UpstreamRequest) -> bytes:
     Raises InternalError when a line break hides in a name, value or path: it would let a caller write headers, or
     a request, of its own.
     """
+    headers = [header for header in request.headers if _travels(header[0])]
+    if len(headers) < len(request.headers):  # perhaps `connection`, which names more to leave out
+        named = {token for name, value in request.headers if name.lower() == b"connection" for token in _tokens(value)}
+        headers = [header for header in headers if header[0].lower() not in named]
     lines = [
         _opening(request.method, address.base_path, request.path, address.host_header),
         b"content-length: %d" % len(request.body),
     ]
-    lines += [b"%b: %b" % header for header in sent_headers(request)]
+    lines += [b"%b: %b" % header for header in headers]
     head = b"\r\n".join(lines)
     breaks = len(lines) + 1  # the opening has three lines
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
@@ -85,15 +93,6 @@ def _travels(name: bytes) -> bool:
 def _opening(method: bytes, base_path: bytes, path: bytes, host_header: bytes) -> bytes:
     """The lines that are the same for all requests to one path of a replica."""
     return b"%b %b%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity" % (method, base_path, path, host_header)
-
-
-def sent_headers(request: UpstreamRequest) -> Headers:
-    """The request's own headers that travel; what the transport writes itself is not among them."""
-    headers = [header for header in request.headers if _travels(header[0])]
-    if len(headers) < len(request.headers):  # perhaps `connection`, which names more to leave out
-        named = {token for name, value in request.headers if name.lower() == b"connection" for token in _tokens(value)}
-        headers = [header for header in headers if header[0].lower() not in named]
-    return headers
 
 
 def without_hop_by_hop(headers: Headers) -> Headers:

@@ -11,6 +11,7 @@ from gateway.upstream.framing import Headers, without_hop_by_hop
 from gateway.upstream.transport import Deadlines
 
 TIMER_SLACK_S = 0.002  # loop clocks count whole milliseconds; a timer may fire that much early
+_CLOSED = "The reply was closed before its end."
 
 
 class Line(Protocol):
@@ -134,12 +135,23 @@ class WireReply:
                 waiter = self._waiter = self._loop.create_future()
                 if self._line is not None:
                     self._line.arm(self.due_at)
-                await waiter
+                    await waiter
+                else:
+                    await self._held_at_the_end(waiter)
         except asyncio.CancelledError:
             self.close()
             raise
         finally:
             self._take = None
+
+    async def _held_at_the_end(self, waiter: asyncio.Future[None]) -> None:
+        """Waits for a taker without room when no connection holds the deadlines any more: to the total one."""
+        try:
+            async with asyncio.timeout_at(self._total_at):
+                await waiter
+        except TimeoutError as exc:
+            self._chunks.clear()
+            raise UpstreamTimeout("The engine passed the total deadline.", deadline="total") from exc
 
     def resume(self) -> None:
         self._is_held = False
@@ -151,8 +163,11 @@ class WireReply:
 
     def close(self) -> None:
         if self._line is not None:
-            self.fail("The reply was closed before its end.")
+            self.fail(_CLOSED)
+        elif self._chunks and self._take is not None and self._error is None:  # they wait for a taker without room
+            self._error = UpstreamBroken(_CLOSED, response_began=True, request_sent=True)
         self._chunks.clear()
+        self.wake()
 
     # --- for the connection -----------------------------------------------------------------------------------------
 
@@ -186,7 +201,7 @@ class WireReply:
             return
         self._read_at = self._loop.time()
         self._hand_over()
-        if not self._chunks and (self.is_whole or self._error is not None):
+        if self._line is None:  # the end, or a failure: from here on `relay` looks after the rest
             self.wake()
 
     def _hand_over(self) -> None:
@@ -204,7 +219,9 @@ class WireReply:
     def due_at(self) -> float:
         """When the deadline passes that holds now; while nobody waits, the total one: a slow reader is no silence."""
         if self._take is not None:
-            return self._total_at if self._is_held else min(self._read_at + self._gap_s, self._total_at)
+            if self._is_held:
+                return self._total_at
+            return min(self._read_at + self._gap_s if self.body_began else self._first_byte_at, self._total_at)
         return self._total_at if self._waiter is None else self._due_at
 
     @property
@@ -241,7 +258,12 @@ class WireReply:
     def expire(self) -> None:
         """As `fail`, for the deadline that holds now."""
         if self._take is not None:
-            name = "total" if self._is_held or self._loop.time() + TIMER_SLACK_S >= self._total_at else "gap"
+            if self._is_held or self._loop.time() + TIMER_SLACK_S >= self._total_at:
+                name = "total"
+                if self._is_held:  # the taker had all the time there is
+                    self._chunks.clear()
+            else:
+                name = "gap" if self.body_began else "first byte"
         else:
             name = "total" if self._waiter is None else self._deadline
         self._cut(UpstreamTimeout(f"The engine passed the {name} deadline.", deadline=name))

@@ -1,4 +1,4 @@
-"""What a transport to a replica promises; the dispatcher calls it, `wire.py` implements it for plain HTTP/1.1."""
+"""What a transport to a replica promises; the dispatcher calls it, `wire.py` implements it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class UpstreamReply(Protocol):
         `take` gets what `read` would give, called where the bytes come in: it must be quick and must not raise, and may
         call `close`. It says whether it can take more. After False nothing is handed over until `resume`, and once a
         bounded number of bytes waits the replica is no longer read from; no silence is counted meanwhile. Raises as
-        `read` does, after the bytes that had come. A cancelled `relay` closes the reply.
+        `read` does, after the bytes that had come; at the total deadline without those that a taker had no room for,
+        even if the reply has come whole. A cancelled `relay` closes the reply.
         """
         ...
 

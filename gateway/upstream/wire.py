@@ -1,4 +1,4 @@
-"""Plain HTTP/1.1 to replicas over kept-alive connections: the hot path's transport, made by `app.py`.
+"""HTTP/1.1 to replicas over kept-alive connections, plain or in TLS: the hot path's transport, made by `app.py`.
 
 Our own pool on `httptools`, since a general HTTP client costs a multiple of all the gateway's other work.
 """
@@ -6,26 +6,38 @@ Our own pool on `httptools`, since a general HTTP client costs a multiple of all
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import socket
+import ssl
+from collections.abc import Callable
 
 from gateway.domain.errors import ConnectFailed, ShuttingDown, UpstreamBroken, UpstreamTimeout
+from gateway.upstream.connect_reason import reason
 from gateway.upstream.connection import Connection
 from gateway.upstream.framing import Address, parse_address, request_head
 from gateway.upstream.reply import WireReply
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 
 IDLE_S = 4.0  # vLLM closes a connection that was idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.32)
+IDLE_TLS_S = 30.0  # a handshake is dear, and clouds and proxies wait 60 s and more
 SWEEP_S = 0.5
 CLOSE_S = 1.0  # how long `aclose` waits for the loop to close its sockets
 
 
 class WireTransport:
-    """Implements `Transport` for `http://host:port[/prefix]` and `unix:/path/of.sock`. One event loop only."""
+    """Implements `Transport` for `http[s]://host[:port][/prefix]` and `unix:/path/of.sock`. One event loop only.
 
-    def __init__(self, *, max_idle_per_replica: int = 256, max_idle_replicas: int = 1024) -> None:
-        """A connection that comes free over these bounds is closed instead of kept."""
+    No proxies, no redirects.
+    """
+
+    def __init__(
+        self,
+        trust: Callable[[str], ssl.SSLContext],
+        *,
+        max_idle_per_replica: int = 256,
+        max_idle_replicas: int = 1024,
+    ) -> None:
+        """`trust`: with which certificates a url is spoken to. A connection that comes free over the bounds is closed
+        instead of kept."""
+        self._trust = trust
         self._max_idle_per_replica = max_idle_per_replica
         self._max_idle_replicas = max_idle_replicas
         self._idle: dict[str, list[Connection]] = {}  # by url; longest idle first; no empty lists
@@ -104,6 +116,7 @@ class WireTransport:
             raise ShuttingDown("This gateway is shutting down.", retry_after_s=1.0)
         connection = Connection(url, loop, self._on_free, self._on_lost)
         connect_at = loop.time() + deadlines.connect_s
+        context = self._trust(url) if address.is_tls else None
         is_connected = False
         self._active += 1
         self._open.add(connection)
@@ -113,6 +126,8 @@ class WireTransport:
                     await loop.create_unix_connection(lambda: connection, address.socket_path)
                 else:
                     await loop.create_connection(lambda: connection, address.host, address.port)
+                if context is not None:
+                    await connection.start_tls(context, address.host, deadlines.connect_s)
             if self._is_closed:
                 raise ShuttingDown("This gateway is shutting down.", retry_after_s=1.0)
             is_connected = True
@@ -123,7 +138,7 @@ class WireTransport:
                 f"The engine took no connection before the {deadline} deadline.", deadline=deadline
             ) from exc
         except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that IDNA cannot encode
-            raise ConnectFailed(f"No connection to the engine: {_reason(exc)}.") from exc
+            raise ConnectFailed(f"No connection to the engine: {reason(exc)}.") from exc
         finally:
             if not is_connected:
                 self._active -= 1
@@ -137,7 +152,7 @@ class WireTransport:
             connection = idle.pop()
             if not idle:
                 del self._idle[url]
-            if now - connection.idle_since < IDLE_S:
+            if now - connection.idle_since < _idle_s(url):
                 self._active += 1
                 return connection
             connection.abort()
@@ -173,8 +188,9 @@ class WireTransport:
     def _sweep(self) -> None:
         """Closes what was idle too long; one timer for all of them, and none while nothing is idle."""
         loop = asyncio.get_running_loop()
-        horizon = loop.time() - IDLE_S
+        now = loop.time()
         for url, idle in list(self._idle.items()):
+            horizon = now - _idle_s(url)
             kept = [connection for connection in idle if connection.idle_since > horizon]
             for connection in idle[: len(idle) - len(kept)]:
                 connection.abort()
@@ -185,10 +201,5 @@ class WireTransport:
         self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._idle else None
 
 
-def _reason(exc: OSError | UnicodeError) -> str:
-    """In words, without the address: the message is for callers."""
-    if isinstance(exc, socket.gaierror | UnicodeError):
-        return "its host name does not resolve"
-    if exc.errno in (errno.EMFILE, errno.ENFILE):
-        return "the gateway has no free file descriptor"
-    return os.strerror(exc.errno) if exc.errno else "every address refused"
+def _idle_s(url: str) -> float:
+    return IDLE_TLS_S if url.startswith("https:") else IDLE_S

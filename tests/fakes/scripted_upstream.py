@@ -83,6 +83,16 @@ class Peer:
             return
         assert data == b"", f"the client sent {data[:80]!r} instead of closing"
 
+    @property
+    def alpn(self) -> str | None:
+        """What was agreed on in the handshake."""
+        return None if self._tls is None else self._tls.alpn
+
+    async def end_tls(self) -> None:
+        """Says TLS's farewell, if TLS is spoken, and leaves the socket open."""
+        if self._tls is not None:
+            await asyncio.get_running_loop().sock_sendall(self._sock, self._tls.farewell())
+
     def reset(self) -> None:
         """Ends the connection with RST, as a killed host or a full backlog does."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -116,10 +126,20 @@ class Tls:
             except ssl.SSLWantReadError:
                 await self._exchange(sock)
             except ssl.SSLError as exc:
+                await asyncio.get_running_loop().sock_sendall(sock, self._outgoing.read())  # the alert says why
                 raise ConnectionAbortedError("no handshake") from exc
             else:
                 await asyncio.get_running_loop().sock_sendall(sock, self._outgoing.read())
                 return
+
+    @property
+    def alpn(self) -> str | None:
+        return self._object.selected_alpn_protocol()
+
+    def farewell(self) -> bytes:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._object.unwrap()
+        return self._outgoing.read()
 
     def encrypted(self, data: memoryview) -> bytes:
         self._object.write(data)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 import uvloop
 from fakes.certificates import Authority
-from fakes.scripted_upstream import Script, ScriptedUpstream, deaf_listener, eventually
+from fakes.scripted_upstream import Script, ScriptedUpstream, deaf_listener
 
-from gateway.upstream.http import HttpTransport
+from gateway.upstream.trust import Trust
 from gateway.upstream.wire import WireTransport
 
 
@@ -22,17 +22,6 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-@pytest.fixture
-async def transport() -> AsyncIterator[WireTransport]:
-    """After each test nothing is in use, and no task is left."""
-    wire = WireTransport()
-    yield wire
-    assert wire.active == 0
-    await wire.aclose()
-    assert wire.idle == 0
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
@@ -40,45 +29,58 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @dataclass
 class Pair:
-    """A transport, and scripted upstreams that it can speak to."""
+    """A transport, and scripted upstreams that it speaks to: plain ones or, with `is_tls`, such as speak TLS."""
 
-    transport: WireTransport | HttpTransport
+    transport: WireTransport
     authority: Authority
+    is_tls: bool
 
     @property
-    def is_tls(self) -> bool:
-        return isinstance(self.transport, HttpTransport)
+    def scheme(self) -> str:
+        return "https" if self.is_tls else "http"
 
     def upstream(self, *scripts: Script) -> ScriptedUpstream:
         return ScriptedUpstream(*scripts, tls=self.authority.server_context() if self.is_tls else None)
 
     def deaf(self) -> contextlib.AbstractAsyncContextManager[str]:
-        return deaf_listener("https" if self.is_tls else "http")
+        return deaf_listener(self.scheme)
 
 
 async def ends_clean(pair: Pair) -> AsyncIterator[Pair]:
-    """After each test nothing is in use, and no task is left."""
+    """After each test nothing is in use, no task is left, and the loop had nothing to complain of."""
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
     yield pair
     transport = pair.transport
     assert transport.active == 0
     await transport.aclose()
-    assert transport.idle == 0
-    await eventually(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    assert transport.idle == 0 and not transport._open
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert complaints == []
 
 
-@pytest.fixture(params=["wire", "https"])
+def wire_transport(authority: Authority, **bounds: int) -> WireTransport:
+    """Trusts the tests' authority alone, at every url."""
+    context = Trust({"any": authority.certificate})("any")
+    return WireTransport(lambda url: context, **bounds)
+
+
+@pytest.fixture(params=["plain", "tls"])
 async def both(request: pytest.FixtureRequest, authority: Authority) -> AsyncIterator[Pair]:
-    """Each transport in turn."""
-    context = authority.client_context()
-    transport = WireTransport() if request.param == "wire" else HttpTransport(lambda url: context)
-    async for pair in ends_clean(Pair(transport, authority)):
+    """Without TLS and with it."""
+    async for pair in ends_clean(Pair(wire_transport(authority), authority, request.param == "tls")):
+        yield pair
+
+
+@pytest.fixture
+async def plain_only(authority: Authority) -> AsyncIterator[Pair]:
+    async for pair in ends_clean(Pair(wire_transport(authority), authority, False)):
         yield pair
 
 
 @pytest.fixture
 async def https(authority: Authority) -> AsyncIterator[Pair]:
-    context = authority.client_context()
-    async for pair in ends_clean(Pair(HttpTransport(lambda url: context), authority)):
+    async for pair in ends_clean(Pair(wire_transport(authority), authority, True)):
         yield pair
 
 

@@ -14,7 +14,8 @@ from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
 from gateway.upstream.connection import HIGH_WATER_BYTES
 from gateway.upstream.reply import WireReply
 from gateway.upstream.transport import Deadlines, UpstreamRequest
-from gateway.upstream.wire import WireTransport
+
+from .conftest import Pair
 
 LONG = 60.0
 PATIENT = Deadlines(LONG, LONG, LONG, LONG)
@@ -41,14 +42,14 @@ class Taker:
 
 @asynccontextmanager
 async def relayed(
-    transport: WireTransport,
+    both: Pair,
     script: Callable[[Peer], object],
     take: Callable[[bytes], bool],
     deadlines: Deadlines = PATIENT,
 ) -> AsyncIterator[tuple[ScriptedUpstream, WireReply, asyncio.Task[None]]]:
     """A reply of `script` that is being relayed to `take`; at the end it is closed and its connection gone or idle."""
-    async with ScriptedUpstream(script) as upstream:  # type: ignore[arg-type]
-        reply = await transport.send(upstream.url, POST, deadlines)
+    async with both.upstream(script) as upstream:  # type: ignore[arg-type]
+        reply = await both.transport.send(upstream.url, POST, deadlines)
         task = asyncio.create_task(reply.relay(take))
         try:
             yield upstream, reply, task
@@ -83,17 +84,17 @@ FORMS = {
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
 @pytest.mark.parametrize("form", FORMS)
-async def test_what_is_pushed_is_what_would_have_been_pulled(transport: WireTransport, form: str, size: int) -> None:
+async def test_what_is_pushed_is_what_would_have_been_pulled(both: Pair, form: str, size: int) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         for start in range(0, len(FORMS[form]), size):
             await peer.send(FORMS[form][start : start + size])
             await asyncio.sleep(0)
 
-    async with ScriptedUpstream(script) as upstream:
-        pulled = await (await transport.send(upstream.url, POST, PATIENT)).read_all(1 << 20)
+    async with both.upstream(script) as upstream:
+        pulled = await (await both.transport.send(upstream.url, POST, PATIENT)).read_all(1 << 20)
         taker = Taker()
-        reply = await transport.send(upstream.url, POST, PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         await asyncio.wait_for(reply.relay(taker), 10)
         assert taker.data == pulled == b"".join(EVENTS)
         assert await reply.read() == b"", "nothing is left to be pulled"
@@ -101,7 +102,7 @@ async def test_what_is_pushed_is_what_would_have_been_pulled(transport: WireTran
 
 
 @pytest.mark.parametrize("pulled", [0, 1, 5])
-async def test_a_relay_takes_over_where_reading_stopped(transport: WireTransport, pulled: int) -> None:
+async def test_a_relay_takes_over_where_reading_stopped(both: Pair, pulled: int) -> None:
     go_on = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -114,8 +115,8 @@ async def test_a_relay_takes_over_where_reading_stopped(transport: WireTransport
         await peer.send(STREAM_END)
         await peer.closed()
 
-    async with ScriptedUpstream(script) as upstream:
-        reply = await transport.send(upstream.url, POST, PATIENT)
+    async with both.upstream(script) as upstream:
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         got = b""
         while len(got) < len(b"".join(EVENTS[:pulled])):
             got += await reply.read()
@@ -124,19 +125,19 @@ async def test_a_relay_takes_over_where_reading_stopped(transport: WireTransport
         go_on.set()
         await asyncio.wait_for(task, 10)
         assert got + taker.data == b"".join(EVENTS)
-        assert transport.idle == 1, "the connection is good for another request"
+        assert both.transport.idle == 1, "the connection is good for another request"
 
 
-async def test_what_had_come_before_the_relay_began_is_handed_over_first(transport: WireTransport) -> None:
-    async with ScriptedUpstream(sends(FORMS["chunked"])) as upstream:
-        reply = await transport.send(upstream.url, POST, PATIENT)
+async def test_what_had_come_before_the_relay_began_is_handed_over_first(both: Pair) -> None:
+    async with both.upstream(sends(FORMS["chunked"])) as upstream:
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         await eventually(lambda: reply.is_whole)
         taker = Taker()
         await asyncio.wait_for(reply.relay(taker), 10)
         assert taker.data == b"".join(EVENTS)
 
 
-async def test_each_read_is_handed_over_at_once(transport: WireTransport) -> None:
+async def test_each_read_is_handed_over_at_once(both: Pair) -> None:
     go_on = asyncio.Event()
 
     async def script(peer: Peer) -> None:
@@ -150,7 +151,7 @@ async def test_each_read_is_handed_over_at_once(transport: WireTransport) -> Non
         await peer.closed()
 
     taker = Taker()
-    async with relayed(transport, script, taker) as (_, _, task):
+    async with relayed(both, script, taker) as (_, _, task):
         for i in range(3):
             await eventually(lambda expected=EVENTS[: i + 1]: taker.reads == expected)  # type: ignore[misc]
             assert not task.done()
@@ -162,7 +163,7 @@ async def test_each_read_is_handed_over_at_once(transport: WireTransport) -> Non
 
 
 async def test_a_held_taker_gets_nothing_and_the_engine_stalls_with_bounded_bytes_here(
-    transport: WireTransport,
+    both: Pair,
 ) -> None:
     size = 20_000_000
     peers: list[Peer] = []
@@ -175,7 +176,7 @@ async def test_a_held_taker_gets_nothing_and_the_engine_stalls_with_bounded_byte
         await peer.closed()
 
     taker = Taker(has_room=False)
-    async with relayed(transport, flood, taker) as (_, reply, task):
+    async with relayed(both, flood, taker) as (_, reply, task):
         await eventually(lambda: reply.unread_bytes > HIGH_WATER_BYTES)
         sent = -1
         while sent != peers[0].sent_bytes:  # until the engine's writes stand still
@@ -193,13 +194,13 @@ async def test_a_held_taker_gets_nothing_and_the_engine_stalls_with_bounded_byte
         await asyncio.wait_for(task, 30)
         assert len(taker.data) == size
         assert max(map(len, taker.reads)) < MOST_AT_ONCE
-        assert transport.idle == 1
+        assert both.transport.idle == 1
 
 
-async def test_the_end_waits_for_a_held_taker(transport: WireTransport) -> None:
+async def test_the_end_waits_for_a_held_taker(both: Pair) -> None:
     taker = Taker(has_room=False)
     script = sends(STREAM_HEAD + chunk(b"one"), chunk(b"two") + STREAM_END)
-    async with relayed(transport, script, taker) as (_, reply, task):
+    async with relayed(both, script, taker) as (_, reply, task):
         await eventually(lambda: reply.is_whole)
         assert taker.reads == [b"one"] and not task.done()
         reply.resume()
@@ -208,17 +209,17 @@ async def test_the_end_waits_for_a_held_taker(transport: WireTransport) -> None:
 
 
 async def test_an_end_behind_the_last_read_that_was_taken_ends_the_relay_though_there_is_no_room(
-    transport: WireTransport,
+    both: Pair,
 ) -> None:
     taker = Taker(has_room=False)
-    async with relayed(transport, sends(STREAM_HEAD + chunk(b"one"), STREAM_END), taker) as (_, _, task):
+    async with relayed(both, sends(STREAM_HEAD + chunk(b"one"), STREAM_END), taker) as (_, _, task):
         await asyncio.wait_for(task, 10)
         assert taker.reads == [b"one"]
 
 
-async def test_room_is_told_too_often_without_harm(transport: WireTransport) -> None:
+async def test_room_is_told_too_often_without_harm(both: Pair) -> None:
     taker = Taker()
-    async with relayed(transport, sends(STREAM_HEAD + chunk(b"one"), chunk(b"two") + STREAM_END), taker) as (
+    async with relayed(both, sends(STREAM_HEAD + chunk(b"one"), chunk(b"two") + STREAM_END), taker) as (
         _,
         reply,
         task,
@@ -236,9 +237,9 @@ async def test_room_is_told_too_often_without_harm(transport: WireTransport) -> 
 # --- deadlines ----------------------------------------------------------------------------------------------------
 
 
-async def test_silence_while_relaying_ends_by_the_gap_deadline(transport: WireTransport) -> None:
+async def test_silence_while_relaying_ends_by_the_gap_deadline(both: Pair) -> None:
     taker = Taker()
-    async with relayed(transport, sends(STREAM_HEAD + chunk(b"one")), taker, Deadlines(LONG, LONG, 0.1, LONG)) as (
+    async with relayed(both, sends(STREAM_HEAD + chunk(b"one")), taker, Deadlines(LONG, LONG, 0.1, LONG)) as (
         upstream,
         _,
         task,
@@ -249,13 +250,13 @@ async def test_silence_while_relaying_ends_by_the_gap_deadline(transport: WireTr
         await eventually(lambda: upstream.open_connections == 0)
 
 
-async def test_a_relay_that_gets_no_first_byte_at_all_ends_as_well(transport: WireTransport) -> None:
-    async with relayed(transport, sends(STREAM_HEAD), Taker(), Deadlines(LONG, 0.1, 0.1, LONG)) as (_, _, task):
+async def test_a_relay_that_gets_no_first_byte_at_all_ends_as_well(both: Pair) -> None:
+    async with relayed(both, sends(STREAM_HEAD), Taker(), Deadlines(LONG, 0.1, 0.1, LONG)) as (_, _, task):
         with pytest.raises(UpstreamTimeout):
             await asyncio.wait_for(task, 10)
 
 
-async def test_each_read_starts_the_gap_anew(transport: WireTransport) -> None:
+async def test_each_read_starts_the_gap_anew(both: Pair) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(STREAM_HEAD)
@@ -265,16 +266,16 @@ async def test_each_read_starts_the_gap_anew(transport: WireTransport) -> None:
         await peer.closed()
 
     taker = Taker()
-    async with relayed(transport, script, taker, Deadlines(LONG, LONG, 0.6, LONG)) as (_, _, task):
+    async with relayed(both, script, taker, Deadlines(LONG, LONG, 0.6, LONG)) as (_, _, task):
         with pytest.raises(UpstreamTimeout, match="gap"):
             await asyncio.wait_for(task, 10)
         assert taker.data == b"xxxxx"
 
 
-async def test_no_silence_is_counted_while_the_taker_has_no_room(transport: WireTransport) -> None:
+async def test_no_silence_is_counted_while_the_taker_has_no_room(both: Pair) -> None:
     taker = Taker(has_room=False)
     script = sends(STREAM_HEAD + chunk(b"one"), chunk(b"two"))
-    async with relayed(transport, script, taker, Deadlines(LONG, LONG, 0.2, LONG)) as (_, reply, task):
+    async with relayed(both, script, taker, Deadlines(LONG, LONG, 0.2, LONG)) as (_, reply, task):
         await eventually(lambda: taker.reads == [b"one"])
         await asyncio.sleep(0.6)
         assert not task.done()
@@ -286,7 +287,7 @@ async def test_no_silence_is_counted_while_the_taker_has_no_room(transport: Wire
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-async def test_the_total_deadline_holds_for_a_relay(transport: WireTransport, has_room: bool) -> None:
+async def test_the_total_deadline_holds_for_a_relay(both: Pair, has_room: bool) -> None:
     async def endless(peer: Peer) -> None:
         await peer.request()
         await peer.send(STREAM_HEAD)
@@ -295,7 +296,7 @@ async def test_the_total_deadline_holds_for_a_relay(transport: WireTransport, ha
             await asyncio.sleep(0.01)
 
     taker = Taker(has_room=has_room)
-    async with relayed(transport, endless, taker, Deadlines(LONG, LONG, LONG, 0.3)) as (upstream, reply, task):
+    async with relayed(both, endless, taker, Deadlines(LONG, LONG, LONG, 0.3)) as (upstream, reply, task):
         await eventually(lambda: upstream.open_connections == 0)
         if not has_room:
             reply.resume()  # what had come is still handed over, then the error
@@ -308,21 +309,21 @@ async def test_the_total_deadline_holds_for_a_relay(transport: WireTransport, ha
 
 
 @pytest.mark.parametrize("then", ["reset", "close", "garbage"])
-async def test_a_relay_that_breaks_off_raises_after_what_had_come(transport: WireTransport, then: str) -> None:
+async def test_a_relay_that_breaks_off_raises_after_what_had_come(both: Pair, then: str) -> None:
     more = [b"no chunk\r\n"] if then == "garbage" else []
     taker = Taker()
     script = sends(STREAM_HEAD + chunk(b"one"), chunk(b"two"), *more, then=then if then == "reset" else "close")
-    async with relayed(transport, script, taker) as (_, _, task):
+    async with relayed(both, script, taker) as (_, _, task):
         with pytest.raises(UpstreamBroken) as caught:
             await asyncio.wait_for(task, 10)
         assert caught.value.response_began and caught.value.request_sent
         assert taker.data == b"onetwo"
 
 
-async def test_an_error_behind_a_held_read_comes_after_it(transport: WireTransport) -> None:
+async def test_an_error_behind_a_held_read_comes_after_it(both: Pair) -> None:
     taker = Taker(has_room=False)
     script = sends(STREAM_HEAD + chunk(b"one"), chunk(b"two"), then="close")
-    async with relayed(transport, script, taker) as (upstream, reply, task):
+    async with relayed(both, script, taker) as (upstream, reply, task):
         await eventually(lambda: upstream.open_connections == 0 and reply.is_over)
         assert taker.reads == [b"one"] and not task.done()
         reply.resume()
@@ -331,7 +332,7 @@ async def test_an_error_behind_a_held_read_comes_after_it(transport: WireTranspo
         assert taker.reads == [b"one", b"two"]
 
 
-async def test_a_taker_may_close_the_reply(transport: WireTransport) -> None:
+async def test_a_taker_may_close_the_reply(both: Pair) -> None:
     reads: list[bytes] = []
     replies: list[WireReply] = []
 
@@ -340,41 +341,41 @@ async def test_a_taker_may_close_the_reply(transport: WireTransport) -> None:
         replies[0].close()
         return True
 
-    async with ScriptedUpstream(sends(STREAM_HEAD + chunk(b"one"), chunk(b"two") + STREAM_END)) as upstream:
-        replies.append(await transport.send(upstream.url, POST, PATIENT))
+    async with both.upstream(sends(STREAM_HEAD + chunk(b"one"), chunk(b"two") + STREAM_END)) as upstream:
+        replies.append(await both.transport.send(upstream.url, POST, PATIENT))
         with pytest.raises(UpstreamBroken, match="closed before its end"):
             await asyncio.wait_for(replies[0].relay(take), 10)
         assert reads == [b"one"]
-        assert (transport.active, transport.idle) == (0, 0)
+        assert (both.transport.active, both.transport.idle) == (0, 0)
         await eventually(lambda: upstream.open_connections == 0)
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-async def test_a_cancelled_relay_closes_the_engines_connection(transport: WireTransport, has_room: bool) -> None:
+async def test_a_cancelled_relay_closes_the_engines_connection(both: Pair, has_room: bool) -> None:
     taker = Taker(has_room=has_room)
-    async with relayed(transport, sends(STREAM_HEAD + chunk(b"one"), chunk(b"two")), taker) as (upstream, _, task):
+    async with relayed(both, sends(STREAM_HEAD + chunk(b"one"), chunk(b"two")), taker) as (upstream, _, task):
         await eventually(lambda: bool(taker.reads))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (transport.active, transport.idle) == (0, 0)
+        assert (both.transport.active, both.transport.idle) == (0, 0)
         await eventually(lambda: upstream.open_connections == 0)
         before = list(taker.reads)
         await asyncio.sleep(0.02)
         assert taker.reads == before, "nothing is handed over any more"
 
 
-async def test_the_connection_of_a_relay_serves_the_next_request(transport: WireTransport) -> None:
+async def test_the_connection_of_a_relay_serves_the_next_request(both: Pair) -> None:
     async def twice(peer: Peer) -> None:
         for _ in range(2):
             await peer.request()
             await peer.send(FORMS["chunked"])
         await peer.closed()
 
-    async with ScriptedUpstream(twice) as upstream:
+    async with both.upstream(twice) as upstream:
         for _ in range(2):
             taker = Taker()
-            reply = await transport.send(upstream.url, POST, PATIENT)
+            reply = await both.transport.send(upstream.url, POST, PATIENT)
             await asyncio.wait_for(reply.relay(taker), 10)
             reply.close()
             assert taker.data == b"".join(EVENTS)

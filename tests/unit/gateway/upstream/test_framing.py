@@ -22,6 +22,9 @@ from gateway.upstream.transport import UpstreamRequest
         ("http://GPU-1.lan", Address("gpu-1.lan", 80, None, b"gpu-1.lan", b"")),
         ("http://[::1]:8000/", Address("::1", 8000, None, b"[::1]:8000", b"")),
         ("http://h:1/a/b/", Address("h", 1, None, b"h:1", b"/a/b")),
+        ("https://llm.example.com/v2/", Address("llm.example.com", 443, None, b"llm.example.com", b"/v2", True)),
+        ("https://h:8443", Address("h", 8443, None, b"h:8443", b"", True)),
+        ("https://h:80", Address("h", 80, None, b"h:80", b"", True)),
         ("unix:/run/vllm.sock", Address("", 0, "/run/vllm.sock", b"localhost", b"")),
         ("unix:///run/vllm.sock", Address("", 0, "/run/vllm.sock", b"localhost", b"")),
     ],
@@ -31,7 +34,20 @@ def test_an_address_is_read_from_its_url(url: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://h:1", "h:1", "", "http://", "http://h:70000", "http://h:x", "http://[::1", "unix:s", "http://h/ü"]
+    "url",
+    [
+        "ftp://h:1",
+        "https://",
+        "https://u:p@h",
+        "h:1",
+        "",
+        "http://",
+        "http://h:70000",
+        "http://h:x",
+        "http://[::1",
+        "unix:s",
+        "http://h/ü",
+    ],
 )
 def test_another_form_is_refused(url: str) -> None:
     with pytest.raises(ConnectFailed):

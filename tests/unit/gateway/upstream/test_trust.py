@@ -15,6 +15,7 @@ def test_a_url_without_an_authority_of_its_own_gets_the_public_ones() -> None:
     trust = Trust({})
     context = trust("https://h")
     assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert len(context.get_ca_certs()) > 50
     assert trust("https://other") is context
 
@@ -27,6 +28,7 @@ def test_a_url_with_an_authority_of_its_own_gets_no_other(tmp_path: Path) -> Non
     trust = Trust({"https://h": tmp_path / "ca.pem", "https://g": tmp_path / "ca.pem"})
     assert len(trust("https://h").get_ca_certs()) == 1
     assert trust("https://g") is trust("https://h")
+    assert trust("https://h").minimum_version is ssl.TLSVersion.TLSv1_2
     assert trust("https://h").verify_mode is ssl.CERT_REQUIRED and trust("https://h").check_hostname
 
 
