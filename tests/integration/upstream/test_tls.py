@@ -158,12 +158,12 @@ async def test_idle_connection_that_the_server_ends_in_order_is_closed(https: Pa
 @pytest.mark.parametrize("in_order", [True, False])
 async def test_slow_reader_gets_all_of_a_reply_whose_connection_is_closed_behind_it(both: Pair, in_order: bool) -> None:
     """A loop that is told to stop handing over bytes may have taken in more, and with them the end."""
-    piece = bytes(range(256)) * 400
+    piece = bytes(range(256)) * 150
 
     async def script(peer: Peer) -> None:
         await peer.request()
-        await peer.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (len(piece) * 4))
-        for _ in range(4):
+        await peer.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (len(piece) * 6))
+        for _ in range(6):
             await peer.send(piece)
             await asyncio.sleep(0.02)
         if in_order:
@@ -176,4 +176,4 @@ async def test_slow_reader_gets_all_of_a_reply_whose_connection_is_closed_behind
         while data := await reply.read():
             received += data
             await asyncio.sleep(0.02)
-        assert received == piece * 4
+        assert received == piece * 6
