@@ -81,7 +81,10 @@ class Dispatcher:
                 raise not_ready(order, snapshot) from exc
             raise
 
-        ticket = await self._admit(request, route, fit, caller)
+        ticket = self._gate.try_admit(request.principal, route.name, route.limits, fit.reserve_tokens)
+        if ticket is None:
+            ticket = await self._admit(request, route, fit, caller)
+        caller.rate = ticket.rate
         record.admit_s = time.monotonic() - record.began_s
         journey = Journey(
             request,
@@ -114,14 +117,12 @@ class Dispatcher:
         return any(window is None or window > largest for window in absent)
 
     async def _admit(self, request: InferenceRequest, route: Route, fit: Fit, caller: Caller) -> Ticket:
-        ask = (request.principal, route.name, route.limits, fit.reserve_tokens)
+        """By Redis' word: what this process holds of the limits does not cover the request."""
         try:
-            ticket = self._gate.try_admit(*ask) or await self._gate.admit(*ask)
+            return await self._gate.admit(request.principal, route.name, route.limits, fit.reserve_tokens)
         except LimitExceeded as exc:
             caller.rate = exc.rate
             raise
-        caller.rate = ticket.rate
-        return ticket
 
     async def _count(
         self, request: InferenceRequest, snapshot: Snapshot, windows: Mapping[str, int | None]
@@ -158,7 +159,7 @@ def ending_of(error: GatewayError) -> Ending:
 
 
 def note(record: AccessRecord, outcome: Outcome, journey: Journey) -> None:
-    record.ending = outcome.ending.value
+    record.ending = outcome.ending.word
     record.error_code = outcome.error_code
     if outcome.usage is not None:
         record.prompt_tokens = outcome.usage.prompt_tokens

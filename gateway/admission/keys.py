@@ -62,9 +62,7 @@ class KeyStore:
         key = presented.encode("utf-8", "surrogatepass") if isinstance(presented, str) else presented
         if not 0 < len(key) <= MAX_KEY_BYTES:
             raise InvalidKey
-        digest = self._digests.get(key)
-        if digest is None:
-            digest = digest_of(key)
+        digest = digest_of(key)
         static = self._static.get(digest)
         if static is not None and hmac.compare_digest(static[0], digest):
             self._remember(key, digest)
@@ -80,11 +78,25 @@ class KeyStore:
         return cached.principal
 
     def _remember(self, key: bytes, digest: str) -> None:
-        """Spares hashing a key that was good at each of its requests. Strangers' guesses never get in."""
+        """Spares hashing a good key at each of its requests. Strangers' guesses never get in."""
         if key not in self._digests:
             if len(self._digests) >= MAX_CACHED:
                 self._digests.clear()
             self._digests[key] = digest
+
+    def known(self, presented: bytes) -> Principal | None:
+        """Whose key it is, where that was asked a moment ago; None: `authenticate` has to say."""
+        digest = self._digests.get(presented)
+        if digest is None:
+            return None
+        static = self._static.get(digest)
+        if static is not None:
+            return static[1]
+        cached = self._known.get(digest)
+        now_s = self._clock()
+        if cached is None or now_s - cached.asked_s > FRESH_S or now_s >= cached.ends_s:
+            return None
+        return cached.principal
 
     async def aclose(self) -> None:
         """End the look-ups that are on their way."""

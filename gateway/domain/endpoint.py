@@ -86,11 +86,13 @@ class Endpoint(StrEnum):
     """The proxied paths; only these reach a worker, which is asked at the same path."""
 
     rules: Rules
+    raw: bytes  # the path, as it stands in a request line
 
     def __new__(cls, path: str, rules: Rules) -> Endpoint:
         member = str.__new__(cls, path)
         member._value_ = path
         member.rules = rules
+        member.raw = path.encode()
         return member
 
     CHAT = (

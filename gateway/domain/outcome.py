@@ -7,6 +7,15 @@ from typing import NamedTuple
 
 
 class Ending(StrEnum):
+    """`word` is the value, in reach of one look-up: an enum's own `value` costs ten times that."""
+
+    word: str
+
+    def __new__(cls, value: str) -> Ending:
+        member = str.__new__(cls, value)
+        member._value_ = member.word = value
+        return member
+
     COMPLETED = "completed"
     CLIENT_GONE = "client_gone"
     UPSTREAM_ERROR = "upstream_error"  # before or after the first byte

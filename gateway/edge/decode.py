@@ -59,7 +59,7 @@ def decode(
         refuse_stateful(fields, rules)
     if rules.allowed_values:
         refuse_values(fields, rules)
-    prompt = PROMPT_CHECKS[rules.prompt](fields, rules)
+    prompt = PROMPT_CHECKS[rules](fields, rules)
     output_field, max_output = output_tokens(fields, rules)
     return InferenceRequest(
         request_id,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from gateway.dispatch import ending_of
 from gateway.domain.endpoint import Endpoint
@@ -31,20 +32,22 @@ def inference_handlers(runtime: Callable[[], Runtime]) -> dict[bytes, Handler]:
     """One handler per proxied path. `runtime` gives the runtime of the moment; a request keeps its first one."""
 
     def handler(endpoint: Endpoint) -> Handler:
-        async def proxied(exchange: Exchange) -> None:
-            exchange.errors = endpoint.rules.errors
-            await handle(runtime(), endpoint, exchange)
+        path, errors = endpoint.value, endpoint.rules.errors
+
+        def proxied(exchange: Exchange) -> Coroutine[Any, Any, None]:
+            exchange.errors = errors
+            return handle(runtime(), endpoint, path, exchange)
 
         return proxied
 
-    return {endpoint.value.encode(): handler(endpoint) for endpoint in Endpoint}
+    return {endpoint.raw: handler(endpoint) for endpoint in Endpoint}
 
 
-async def handle(runtime: Runtime, endpoint: Endpoint, exchange: Exchange) -> None:
+async def handle(runtime: Runtime, endpoint: Endpoint, path: str, exchange: Exchange) -> None:
     record = AccessRecord(
         request_id=exchange.request_id,
         method=exchange.method,
-        path=endpoint.value,
+        path=path,
         revision=runtime.revision,
         began_s=time.monotonic(),
     )
@@ -53,8 +56,9 @@ async def handle(runtime: Runtime, endpoint: Endpoint, exchange: Exchange) -> No
     try:
         gateway = runtime.config.gateway
         if exchange.method != "POST":
-            raise WrongMethod(f"Use POST for {endpoint.value}.", "POST")
-        principal = await runtime.keys.authenticate(presented_key(exchange.headers))
+            raise WrongMethod(f"Use POST for {path}.", "POST")
+        presented = presented_key(exchange.headers)
+        principal = runtime.keys.known(presented) or await runtime.keys.authenticate(presented)
         record.key_id, record.user = principal.key_id, principal.user
         class_name = class_for(exchange.header(b"x-poolgate-class"), principal, runtime.config.classes)
         record.class_name = class_name

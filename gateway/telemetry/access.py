@@ -8,6 +8,8 @@ for each line cost more than making the line.
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import threading
 import time
 from collections import deque
@@ -21,6 +23,7 @@ from gateway.domain.record import AccessRecord
 log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
 ATOMIC_BYTES = 4096  # PIPE_BUF of Linux: up to here a write goes into a pipe whole, whoever else writes there
+FILE_BYTES = 65_536  # a file that is written to at its end takes any write whole
 PAUSE_S = 0.1
 STARVED_S = 0.2  # without a sign of the thread
 HAND_OVER_S = 0.005
@@ -36,6 +39,7 @@ class AccessLog:
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
+        self._batch_bytes = FILE_BYTES if is_file(out) else ATOMIC_BYTES
         self._waiting: deque[bytes] = deque()
         self._wake = threading.Event()
         self._wrote = threading.Event()
@@ -97,9 +101,16 @@ class AccessLog:
         """As many lines as one write takes without mixing with those of the other gateway processes on one stdout."""
         lines = [self._waiting.popleft()]
         size = len(lines[0])
-        while self._waiting and (size := size + len(self._waiting[0])) <= ATOMIC_BYTES:
+        while self._waiting and (size := size + len(self._waiting[0])) <= self._batch_bytes:
             lines.append(self._waiting.popleft())
         return lines
+
+
+def is_file(out: BinaryIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(out.fileno()).st_mode)
+    except (OSError, ValueError):  # no descriptor behind it
+        return False
 
 
 # The record's fields in its own order; the three durations stand last and are rounded, `began_s` means nothing outside.

@@ -86,7 +86,7 @@ class Attempts:
         try:
             upstream = UpstreamRequest(
                 b"POST",
-                request.endpoint.value.encode(),
+                request.endpoint.raw,
                 headers_for(request, replica, record.attempts, content_type_for(request)),
                 journey.body_for(replica),
             )

@@ -217,6 +217,36 @@ async def test_a_revoked_key_is_refused_once_its_cache_time_is_over(store: KeySt
     await refusal(store, KEY)
 
 
+async def test_a_key_that_was_good_a_moment_ago_is_known_without_asking(
+    store: KeyStore, ring: Ring, clock: Clock
+) -> None:
+    key = new_key()
+    ring.add(key, expires_s=NOW_S + 1)
+    assert store.known(key.encode()) is None
+    principal = await store.authenticate(key)
+    assert store.known(key.encode()) is principal
+    clock.now += 0.9
+    assert store.known(key.encode()) is principal
+    clock.now += 0.2
+    assert store.known(key.encode()) is None, "it has expired"
+    other = new_key()
+    ring.add(other)
+    await store.authenticate(other)
+    ring.revoke(other)
+    clock.now += FRESH_S + 0.1
+    assert store.known(other.encode()) is None
+    with pytest.raises(InvalidKey):
+        await store.authenticate(other)
+    assert store.known(other.encode()) is None
+
+
+async def test_a_guess_is_never_known(store: KeyStore, ring: Ring) -> None:
+    for guess in (b"", b"nonsense", new_key().encode()):
+        with pytest.raises(InvalidKey):
+            await store.authenticate(guess)
+        assert store.known(guess) is None
+
+
 async def test_an_answer_is_as_old_as_its_question(store: KeyStore, ring: Ring, clock: Clock) -> None:
     ring.add(KEY)
     ring.gate = asyncio.Event()
