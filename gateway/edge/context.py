@@ -105,7 +105,7 @@ class Exchange:
     _room_waiter: asyncio.Future[None] | None = None
     _head: bytes | None = None  # of a reply that has started, until its first bytes go out
     _is_chunked = False
-    _is_between_events = True
+    _last = b""  # of what was written
     _comment_timer: asyncio.TimerHandle | None = None
     _wrote_at = 0.0
 
@@ -239,7 +239,7 @@ class Exchange:
 
     def write(self, data: bytes) -> bool:
         """Whether the client takes more at once; if not, `on_room` is called when it does."""
-        self._is_between_events = data.endswith(EVENT_ENDS)
+        self._last = data
         line = self._line
         if self._comment_timer is not None:
             self._wrote_at = asyncio.get_running_loop().time()
@@ -261,7 +261,10 @@ class Exchange:
 
     def end_with(self, event: bytes) -> None:
         """The last event of a stream that failed, on lines of its own even if the stream broke off within an event."""
-        self.finish(event if self._is_between_events else b"\n\n" + event)
+        self.finish(event if self._is_between_events() else b"\n\n" + event)
+
+    def _is_between_events(self) -> bool:
+        return not self._last or self._last.endswith(EVENT_ENDS)
 
     def refuse(
         self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
@@ -329,7 +332,7 @@ class Exchange:
             now = loop.time()
             if self._wrote_at + interval_s <= now + TIMER_SLACK_S:
                 self._wrote_at = now
-                if self._is_between_events and not self._line.is_full:
+                if self._is_between_events() and not self._line.is_full:
                     self.start(200, headers)
                     self.write(COMMENT)
             self._comment_timer = loop.call_at(self._wrote_at + interval_s, tick)

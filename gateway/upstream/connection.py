@@ -199,10 +199,10 @@ class Connection(asyncio.Protocol):
             return
         if not reply.has_head and self._head_bytes > MAX_HEAD_BYTES:
             reply.fail(f"The engine's reply is malformed: {_HEAD_TOO_LONG}.")
-        elif reply.unread_bytes > HIGH_WATER_BYTES and not self._is_read_paused and self._socket is not None:
+        reply.deliver()
+        if reply.unread_bytes > HIGH_WATER_BYTES and not self._is_read_paused and self._socket is not None:
             self._is_read_paused = True
             self._socket.pause_reading()
-        reply.deliver()
 
     def eof_received(self) -> None:
         self._end(None)
@@ -263,8 +263,11 @@ class Connection(asyncio.Protocol):
             reply.is_whole = True
 
     def on_body(self, data: bytes) -> None:
-        if self._reply is not None:
-            self._reply.add(data)
+        reply = self._reply
+        if reply is not None:
+            reply.body_began = True
+            reply.chunks.append(data)
+            reply.unread_bytes += len(data)
 
     def on_message_complete(self) -> None:
         reply, parser = self._reply, self._parser

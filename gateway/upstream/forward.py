@@ -124,7 +124,11 @@ class _Course:
         self.outcome: Outcome | None = None  # known once the end mark came
 
     def take(self, data: bytes) -> bool:
-        return self.pass_on(self._tap.feed(data))
+        tap = self._tap
+        out = tap.feed(data)
+        if tap.saw_done:
+            return self.pass_on(out)
+        return self._write(out) if out else True
 
     def pass_on(self, out: bytes) -> bool:
         if self._tap.saw_done and self.outcome is None:

@@ -54,6 +54,7 @@ class StreamTap:
     __slots__ = (
         "_drops",
         "_ended_in_cr",
+        "_frame",
         "_given",
         "_is_skipping",
         "_last_was_dropped",
@@ -81,6 +82,7 @@ class StreamTap:
         self._ended_in_cr = False  # the last event ended in CR and the read with it: a LF may belong to it
         self._last_was_dropped = False
         self._plain = _PLAIN[0]  # how this engine writes it
+        self._frame = _NO_FRAME
 
     @property
     def has_started_content(self) -> bool:
@@ -88,6 +90,16 @@ class StreamTap:
 
     def feed(self, data: bytes) -> bytes:
         """Takes a read, gives the bytes to pass on: the same object unless something is held back or taken out."""
+        begins, ends = self._frame
+        if (
+            data.startswith(begins)  # the same event as before, with another piece of text in it
+            and data.endswith(ends)
+            and data.find(b'"', len(begins), len(data) - len(ends)) < 0
+            and not self._tail
+            and not self._ended_in_cr
+        ):
+            self.events += 1
+            return data
         events = data.count(b"\n\n")
         if (
             events == data.count(self._plain)  # each a piece of an answer that goes on: nearly all of a stream are that
@@ -103,6 +115,8 @@ class StreamTap:
             and b"[DONE]" not in data
         ):
             self.events += events
+            if events == 1:
+                self._frame = frame_of(data)
             return data
         return self._feed_any(data)
 
@@ -204,6 +218,23 @@ def _read_usage(raw: msgspec.Raw) -> Usage | None:
     except UNREADABLE:
         return None
     return None if usage is None else usage.usage()
+
+
+_NO_FRAME = (b"\0", b"\0")  # begins no event
+_TEXTS = (b'"content":"', b'"text":"')  # what a piece of text stands behind, in chats and in completions
+
+
+def frame_of(event: bytes) -> tuple[bytes, bytes]:
+    """What stands before and behind the text of an event that goes on; in one stream that is mostly all the same.
+
+    An event that begins and ends like this, with no quote between, can only differ in its text.
+    """
+    for name in _TEXTS:
+        at = event.find(name)
+        if at > 0:
+            begin = at + len(name)
+            return event[:begin], event[event.find(b'"', begin) :]
+    return _NO_FRAME
 
 
 def _finish_reasons(choices: bytes) -> set[str]:

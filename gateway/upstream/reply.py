@@ -31,7 +31,6 @@ class WireReply:
     """Implements `UpstreamReply`. Holds its connection until the last byte came, it failed, or it was closed."""
 
     __slots__ = (
-        "_chunks",
         "_deadline",
         "_due_at",
         "_error",
@@ -46,6 +45,7 @@ class WireReply:
         "_total_at",
         "_waiter",
         "body_began",
+        "chunks",
         "has_head",
         "head_lines",
         "is_whole",
@@ -70,7 +70,7 @@ class WireReply:
         self.unread_bytes = 0
         self._due_at = total_at
         self._deadline = "total"  # which one `_due_at` is
-        self._chunks: list[bytes] = []
+        self.chunks: list[bytes] = []  # of the body, that nobody has taken yet
         self._error: UpstreamError | None = None
         self._line: Line | None = line
         self._loop = loop
@@ -92,7 +92,7 @@ class WireReply:
 
     async def read(self) -> bytes:
         while True:
-            chunks = self._chunks
+            chunks = self.chunks
             if chunks:
                 data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
                 chunks.clear()
@@ -127,7 +127,7 @@ class WireReply:
         try:
             while True:
                 self._hand_over()
-                if not self._chunks:
+                if not self.chunks:
                     if self._error is not None:
                         raise self._error
                     if self.is_whole:
@@ -150,7 +150,7 @@ class WireReply:
             async with asyncio.timeout_at(self._total_at):
                 await waiter
         except TimeoutError as exc:
-            self._chunks.clear()
+            self.chunks.clear()
             raise UpstreamTimeout("The engine passed the total deadline.", deadline="total") from exc
 
     def resume(self) -> None:
@@ -160,13 +160,14 @@ class WireReply:
             self.deliver()
             if self._line is not None:
                 self._line.arm(self.due_at)
+                self._line.resume()
 
     def close(self) -> None:
         if self._line is not None:
             self.fail(_CLOSED)
-        elif self._chunks and self._take is not None and self._error is None:  # they wait for a taker without room
+        elif self.chunks and self._take is not None and self._error is None:  # they wait for a taker without room
             self._error = UpstreamBroken(_CLOSED, response_began=True, request_sent=True)
-        self._chunks.clear()
+        self.chunks.clear()
         self.wake()
 
     # --- for the connection -----------------------------------------------------------------------------------------
@@ -196,16 +197,24 @@ class WireReply:
 
     def deliver(self) -> None:
         """A read has been taken in: hands it over where it came in, or wakes whoever waits for it."""
-        if self._take is None:
+        take = self._take
+        if take is None:
             self.wake()
             return
         self._read_at = self._loop.time()
-        self._hand_over()
+        chunks = self.chunks
+        if len(chunks) == 1 and not self._is_held:  # as in `_hand_over`, which most pieces of a stream can do without
+            data = chunks.pop()
+            self.unread_bytes = 0
+            if not take(data):
+                self._is_held = True
+        else:
+            self._hand_over()
         if self._line is None:  # the end, or a failure: from here on `relay` looks after the rest
             self.wake()
 
     def _hand_over(self) -> None:
-        chunks = self._chunks
+        chunks = self.chunks
         if not chunks or self._is_held or self._take is None:
             return
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -228,11 +237,6 @@ class WireReply:
     def is_over(self) -> bool:
         """The connection has been let go, for better or worse."""
         return self._line is None
-
-    def add(self, data: bytes) -> None:
-        self.body_began = True
-        self._chunks.append(data)
-        self.unread_bytes += len(data)
 
     def wake(self) -> None:
         waiter = self._waiter
@@ -261,7 +265,7 @@ class WireReply:
             if self._is_held or self._loop.time() + TIMER_SLACK_S >= self._total_at:
                 name = "total"
                 if self._is_held:  # the taker had all the time there is
-                    self._chunks.clear()
+                    self.chunks.clear()
             else:
                 name = "gap" if self.body_began else "first byte"
         else:

@@ -220,7 +220,7 @@ async def test_a_revoked_key_is_refused_once_its_cache_time_is_over(store: KeySt
 async def test_a_key_that_was_good_a_moment_ago_is_known_without_asking(
     store: KeyStore, ring: Ring, clock: Clock
 ) -> None:
-    key = new_key()
+    key = KEY
     ring.add(key, expires_s=NOW_S + 1)
     assert store.known(key.encode()) is None
     principal = await store.authenticate(key)
@@ -229,7 +229,7 @@ async def test_a_key_that_was_good_a_moment_ago_is_known_without_asking(
     assert store.known(key.encode()) is principal
     clock.now += 0.2
     assert store.known(key.encode()) is None, "it has expired"
-    other = new_key()
+    other = OTHER
     ring.add(other)
     await store.authenticate(other)
     ring.revoke(other)
@@ -241,7 +241,7 @@ async def test_a_key_that_was_good_a_moment_ago_is_known_without_asking(
 
 
 async def test_a_guess_is_never_known(store: KeyStore, ring: Ring) -> None:
-    for guess in (b"", b"nonsense", new_key().encode()):
+    for guess in (b"", b"nonsense", KEY.encode()):
         with pytest.raises(InvalidKey):
             await store.authenticate(guess)
         assert store.known(guess) is None

@@ -27,6 +27,9 @@ class Sink:
         self.wrote = threading.Event()
         self.fails_once_with: Exception | None = None
 
+    def fileno(self) -> int:
+        raise OSError("a sink has no descriptor")
+
     def write(self, data: bytes) -> int:
         self.reached.set()
         self.is_open.wait()
