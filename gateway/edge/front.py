@@ -401,7 +401,8 @@ class Front(asyncio.Protocol):
             body = json.dumps({"error": error}).encode()
             head = (
                 b"content-type: application/json\r\ncontent-length: %d\r\n"
-                b"x-poolgate-error-source: client\r\nconnection: close\r\n\r\n" % len(body)
+                b"x-poolgate-error-source: client\r\nx-request-id: %b\r\nconnection: close\r\n\r\n"
+                % (len(body), self.new_id().encode())
             )
             self._transport.write(STATUS_LINES[status] + head + body)
         self._transport.close()

@@ -430,6 +430,7 @@ async def test_a_head_without_end_is_refused(piece: int) -> None:
     assert (reply.status, reply.error()["code"]) == (431, "request_head_too_large")
     assert reply.headers[b"connection"] == b"close"
     assert reply.headers[b"x-poolgate-error-source"] == b"client"
+    assert reply.headers[b"x-request-id"].startswith(b"req-")
 
 
 async def test_a_body_does_not_count_as_a_head() -> None:
