@@ -290,7 +290,10 @@ class Front(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if current is not None and not current.keep_alive:
-            self._transport.close()
+            if self._in_head:
+                self._transport.close()
+            else:
+                self._linger()
             return
         self._flow.resume_reading()
         if not self._in_head:  # refused before its body was there: who sends on?
@@ -388,6 +391,17 @@ class Front(asyncio.Protocol):
             self._idle_timer = self._loop.call_later(left_s, self._idle)
         else:
             self._transport.close()
+
+    def _linger(self) -> None:
+        """The reply is the last one, and its caller still sends: drop that for HEAD_S, or until the caller closes.
+
+        Closed at once, the connection would be reset, and most clients then never look at the reply.
+        """
+        self._parser = self._feeding = None
+        self._queue.clear()
+        self._transport.write_eof()
+        self._flow.resume_reading()
+        self._arm_head()
 
     def _give_up(self) -> None:
         self._write_timer = None

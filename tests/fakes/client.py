@@ -148,11 +148,12 @@ class Line(asyncio.Transport):
         self.written = bytearray()
         self.writes = 0
         self.is_closed = False
+        self.has_ended = False  # nothing more will be written; what comes is still read
         self.was_cut = False
         self.is_reading = True
 
     def write(self, data: Any) -> None:
-        assert not self.is_closed, f"written to a closed connection: {bytes(data)!r}"
+        assert not self.is_closed and not self.has_ended, f"written to a closed connection: {bytes(data)!r}"
         self.written += data
         self.writes += 1
 
@@ -163,6 +164,9 @@ class Line(asyncio.Transport):
         if not self.is_closed:
             self.is_closed = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def write_eof(self) -> None:
+        self.has_ended = True
 
     def abort(self) -> None:
         self.was_cut = self.was_cut or not self.is_closed

@@ -418,6 +418,29 @@ async def test_a_body_that_nobody_reads_is_not_taken_for_ever() -> None:
     assert client.line.is_closed
 
 
+async def refuse(exchange: Exchange) -> None:
+    exchange.reply(413, [(b"connection", b"close")], b"too large")
+    exchange.close()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_caller_who_still_sends_is_not_reset_before_it_has_read_its_last_reply(leaves: bool) -> None:
+    timers = Timers()
+    client = connected({CHAT.encode(): refuse}, timers)
+    data = request("a", b"x" * (4 * EARLY_BODY_BYTES))
+    client.send(data[: 2 * EARLY_BODY_BYTES])
+    await client.idle()
+    assert client.status == 413 and client.line.has_ended and client.line.is_reading
+    client.send(data[2 * EARLY_BODY_BYTES :] + request("b") + b"\x00garbage")
+    await turns()
+    assert client.state.total_requests == 1 and client.is_whole and not client.line.is_closed
+    if leaves:
+        client.hang_up()
+    else:
+        timers.advance(HEAD_S + 0.1)
+    assert client.line.is_closed and not client.line.was_cut
+
+
 @pytest.mark.parametrize("piece", [1000, 50_000])
 async def test_a_head_without_end_is_refused(piece: int) -> None:
     client = connected(AT_ONCE)
