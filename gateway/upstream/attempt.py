@@ -73,7 +73,8 @@ class Attempts:
                     or (asked and not self._budget.take())
                 ):
                     raise
-                log.warning("request %s goes on from replica %s: %s", journey.request.id, replica.id, exc.message)
+                # not the message: an engine's words may repeat the request, and hold line breaks
+                log.warning("request %s goes on from replica %s: %s", journey.request.id, replica.id, exc.code)
                 deadlines = replace(deadlines, total_s=max(0.001, self._deadlines.total_s - spent_s))
         return await self._try(journey, candidates[-1], deadlines)
 
