@@ -17,6 +17,7 @@ import msgspec
 MAX_MESSAGE_BYTES = 4096  # one engine put its whole request into each of thousands of findings
 MAX_NAME_CHARS = 256
 MAX_FINDINGS = 20
+HIDDEN = "[key]"
 
 
 class EngineError(NamedTuple):
@@ -51,6 +52,12 @@ def normalise(status: int, body: bytes) -> EngineError:
     return EngineError(
         _cut(message.strip()), _name(fields.get("type")) or _type_of(status), _name(fields.get("param")), _code(fields)
     )
+
+
+def without_key(error: EngineError, key: str) -> EngineError:
+    """The same without the engine's key, which some servers repeat when they say what came."""
+    message, kind, param, code = (v.replace(key, HIDDEN) if isinstance(v, str) and key in v else v for v in error)
+    return EngineError(str(message), str(kind), None if param is None else str(param), code)
 
 
 def _plain_text(body: bytes) -> str | None:

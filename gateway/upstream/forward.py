@@ -8,7 +8,7 @@ import time
 from gateway.domain.errors import EngineBusy, EngineDied, EngineFailed, UpstreamBroken, UpstreamError
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.replica import ReplicaRecord
-from gateway.upstream.engine_error import EngineError, normalise
+from gateway.upstream.engine_error import EngineError, normalise, without_key
 from gateway.upstream.journey import Journey
 from gateway.upstream.taps import Tap, tap_for
 from gateway.upstream.transport import UpstreamReply
@@ -33,12 +33,12 @@ class Forwarder:
     async def forward(self, journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
         """Answers the caller. Raises UpstreamError; the caller has nothing while `journey.first_byte_at` is None."""
         if reply.status != 200:
-            return await self._refusal(journey, reply)
+            return await self._refusal(journey, reply, replica)
         headers = [(b"x-poolgate-pool", replica.pool.encode())]
         if journey.was_clamped:
             headers.append((b"x-poolgate-clamped", journey.request.output_field.encode()))
         if journey.request.stream:
-            return await self._stream(journey, reply, headers)
+            return await self._stream(journey, reply, headers, replica)
         return await self._plain(journey, reply, headers)
 
     async def _plain(self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
@@ -56,7 +56,9 @@ class Forwarder:
         journey.caller.reply(200, ((b"content-type", content_type), *headers), body)
         return outcome
 
-    async def _stream(self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
+    async def _stream(
+        self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]], replica: ReplicaRecord
+    ) -> Outcome:
         caller = journey.caller
         journey.tap = tap = tap_for(journey.request)
         out = b""
@@ -66,7 +68,7 @@ class Forwarder:
             is_open = bool(data)
             out = tap.feed(data) if is_open else tap.finish()
             if tap.error is not None or tap.was_given_up:
-                return self._failed_at_once(journey, tap.error)
+                return self._failed_at_once(journey, tap.error, replica)
         if not is_open and not tap.saw_done:
             raise UpstreamBroken(CUT, response_began=True)
         journey.first_byte_at = time.monotonic()
@@ -90,18 +92,24 @@ class Forwarder:
         caller.finish()
         return course.outcome
 
-    def _failed_at_once(self, journey: Journey, error: EngineError | None) -> Outcome:
+    def _failed_at_once(self, journey: Journey, error: EngineError | None, replica: ReplicaRecord) -> Outcome:
         """The first event of a stream says that there is no stream. Raises as a plain reply with that status would."""
         if error is None:
             raise EngineFailed("The engine gave up this request before it began.")
         status = error.code if isinstance(error.code, int) and 400 <= error.code < 600 else 500
-        return self._refused(journey, status, error, None)
+        return self._refused(journey, status, error, None, replica)
 
-    async def _refusal(self, journey: Journey, reply: UpstreamReply) -> Outcome:
+    async def _refusal(self, journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
         body = await beginning_of(reply, MAX_ERROR_BYTES)
-        return self._refused(journey, reply.status, normalise(reply.status, body), retry_after_of(reply))
+        return self._refused(journey, reply.status, normalise(reply.status, body), retry_after_of(reply), replica)
 
-    def _refused(self, journey: Journey, status: int, error: EngineError, retry_after_s: float | None) -> Outcome:
+    def _refused(
+        self, journey: Journey, status: int, error: EngineError, retry_after_s: float | None, replica: ReplicaRecord
+    ) -> Outcome:
+        if status in (401, 403):  # its words are about our key, and may repeat a part of it
+            raise EngineFailed(f"The engine answered {status}: it refused the gateway's key.")
+        if replica.api_key:
+            error = without_key(error, replica.api_key)
         if status in PASSED_ON:
             journey.caller.refuse(status, error.message, error.type, error.param, error.code, None)
             return Outcome(Ending.ENGINE_REFUSED, status, None, str(error.code) if error.code is not None else None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.engine_error import MAX_MESSAGE_BYTES, EngineError, normalise
+from gateway.upstream.engine_error import MAX_MESSAGE_BYTES, EngineError, normalise, without_key
 
 
 @pytest.mark.parametrize(
@@ -132,3 +132,10 @@ def test_nothing_makes_it_raise(status: int, body: bytes) -> None:
     assert error.message
     assert error.type
     json.dumps(error)
+
+
+def test_the_engines_key_is_taken_out_wherever_it_stands_and_nothing_else() -> None:
+    said = EngineError("no k-1, no k-1!", "k-1", "a.k-1", "k-1")
+    assert without_key(said, "k-1") == EngineError("no [key], no [key]!", "[key]", "a.[key]", "[key]")
+    other = EngineError("no", "x", None, 400)
+    assert without_key(other, "k-1") == other

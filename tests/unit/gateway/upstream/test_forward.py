@@ -315,7 +315,18 @@ async def test_a_busy_engines_own_time_is_passed_on_if_it_is_one(given: bytes, e
     assert caught.value.retry_after_s == expected
 
 
-@pytest.mark.parametrize("status", [401, 403, 500, 502, 302, 204])
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("status", [401, 403])
+async def test_what_an_engine_says_of_our_key_is_not_told(status: int, is_stream: bool) -> None:
+    said = error_body(status, "Incorrect API key: sk-abc***xyz")
+    made = stream(b"data: " + said + b"\n\n") if is_stream else Exchange(said, status=status)
+    with pytest.raises(EngineFailed, match=f"{status}.*key") as caught:
+        await made.run()
+    assert "sk-" not in caught.value.message
+    assert not made.caller.has_started and not made.log
+
+
+@pytest.mark.parametrize("status", [500, 502, 302, 204])
 async def test_any_other_status_is_the_engines_failure(status: int) -> None:
     made = Exchange(error_body(status, "why"), status=status)
     with pytest.raises(EngineFailed, match=f"{status}.*why"):
