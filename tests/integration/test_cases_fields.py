@@ -120,7 +120,7 @@ UNKNOWN = {
     "min_p": "0.050",
     "guided_choice": '["ja", "nein",\t"한국"]',
     "guided_regex": r'"(a|b)*\\d+\u00e9\/"',
-    "x_future": '[1e3, -0.0, 1E400, 12345678901234567890123, "\\ud83d\\ude00 \u2028 \\u0000", null, {"b":1,"a":2,"b":3}]',
+    "x_future": '[1e3, -0.0, 1E400, 12345678901234567890, "\\ud83d\\ude00 \u2028 \\u0000", {"b":1,"a":2,"b":3}]',
     "": '"an empty name"',
     'odd "name"\\\n': "true",
 }
