@@ -218,8 +218,8 @@ async def test_no_share_is_no_further_attempt(tmp_path: Path, redis_url: str) ->
 
 
 async def test_further_attempt_begins_long_after_the_caller_gave_up(tmp_path: Path, redis_url: str) -> None:
-    async with running_pair(tmp_path, redis_url, retry={"within_s": 0.3}) as pair:
-        pair.a.answer = after(0.6, BUSY)
+    async with running_pair(tmp_path, redis_url, retry={"within_s": 1}) as pair:
+        pair.a.answer = after(1.3, BUSY)
         assert (await pair.gateway.chat()).status_code == 503
         assert pair.b.requests == []
         pair.a.answer = says(BUSY)
