@@ -128,10 +128,11 @@ class Connection(asyncio.Protocol):
         for start in range(0, len(body), ONE_WRITE_BYTES):
             while self._is_write_paused and not reply.has_head and not reply.is_over:
                 await reply.progress()
-            if reply.has_head or reply.is_over:
+            if reply.has_head or reply.is_over or transport.is_closing():
                 return
             transport.write(view[start : start + ONE_WRITE_BYTES])
-        self._is_reusable = reply.request_sent = True
+        # a write that failed is told only in a later turn of the loop; until then the transport is closing
+        self._is_reusable = reply.request_sent = not transport.is_closing()
 
     def arm(self, at: float) -> None:
         """Makes the timer fire at `at` or before. It stays armed between exchanges, so most of them never touch it."""
