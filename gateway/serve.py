@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -54,11 +56,20 @@ def serve_one(loaded: LoadedConfig, listener: socket.socket) -> int:
     lane = Lane(inference_handlers(runtime), gateway.timeouts.write_s)
     config = server_config(app, lane, drain_s=gateway.drain_s)
     server = GatewayServer(config, lambda: runtime().begin_drain())
+    allow_open_files()
     gc.collect()
     gc.freeze()  # what is imported stays: no collection has to walk through it
     gc.set_threshold(GC_AFTER, GC_OLDER, GC_OLDER)
     server.run(sockets=[listener])
     return 0
+
+
+def allow_open_files() -> int:
+    """As many as the system lets this process have: a stream needs two, and shells often start with 1024 in all."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # an "unlimited" that the kernel does not take
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class ProcessGroup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from fakes.story import a_config
 from gateway import serve
 from gateway.config.parent import PARENT_VARIABLE
 from gateway.domain.errors import ConfigError
-from gateway.serve import LISTENER_VARIABLE, ProcessGroup
+from gateway.serve import LISTENER_VARIABLE, ProcessGroup, allow_open_files
 from gateway.telemetry.shared_values import SLOT_VARIABLE, slot_from_environment
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -161,3 +162,12 @@ def test_a_key_for_metrics_that_is_not_set_is_told_before_anything_is_started(
     with pytest.raises(ConfigError) as raised:
         serve.serve(a_config(gateway={"processes": 2}, metrics={"key_env": "SCRAPE"}))
     assert "metrics.key_env" in raised.value.findings[0] and world.children == []
+
+
+def test_a_gateway_may_open_as_many_files_as_the_system_lets_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+        assert allow_open_files() == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
