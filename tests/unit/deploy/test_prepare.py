@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.demo import steps
 from deploy.demo.prepare import Wanted, wanted_for
 from deploy.demo.steps import CPU, NVIDIA, ROOT
 
@@ -56,3 +57,12 @@ def test_the_shipped_config_names_what_the_set_up_makes() -> None:
     paths = {SHIPPED["workers"]["vllm"], *(pool["model"] for pool in SHIPPED["pools"].values())}
     assert paths == {".venv-vllm/bin/vllm", ".poolgate/models/SmolLM2-135M-Instruct"}
     assert not Path(SHIPPED["workers"]["vllm"]).is_absolute()
+
+
+def test_programs_that_tests_run_are_wanted_by_their_packages_until_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(steps, "TEST_PROGRAMS", {"there-for-tests": "a-package", "absent-for-tests": "another"})
+    (tmp_path / "there-for-tests").touch(mode=0o755)
+    assert steps.missing_test_programs() == ["another"]
