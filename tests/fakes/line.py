@@ -107,15 +107,24 @@ class Gateway:
 
     def access_lines(self) -> list[dict[str, Any]]:
         """The access records written so far."""
-        lines = self.log.read_text(errors="replace").splitlines()
+        lines = self.log.read_text(errors="replace").split("\n")[:-1]  # the last one may be half written
         return [json.loads(line) for line in lines if line.startswith('{"log":"access"')]
 
 
 @asynccontextmanager
 async def running_gateway(
-    folder: Path, redis_url: str, *, wait_for: str = "/health", env: dict[str, str] | None = None, **sections: Any
+    folder: Path,
+    redis_url: str,
+    *,
+    wait_for: str = "/health",
+    env: dict[str, str] | None = None,
+    stdout: int | None = None,
+    **sections: Any,
 ) -> AsyncIterator[Gateway]:
-    """`poolgate serve` on a free port; unless told otherwise one static key KEY and a route `chat` to all pools."""
+    """`poolgate serve` on a free port; unless told otherwise one static key KEY and a route `chat` to all pools.
+
+    `stdout` is a descriptor that gets the access records in place of the log file.
+    """
     port = free_port()
     given = sections.pop("gateway", {})
     sections.setdefault("keys", {"test": {"sha256": sha256(KEY)}})
@@ -123,7 +132,7 @@ async def running_gateway(
     config = write_config(
         folder, gateway={"port": port, "drain_s": 5} | given, redis={"url": redis_url, "timeout_s": 2.0}, **sections
     )
-    async with process(["serve", "--config", str(config)], folder / "gateway.log", env) as (child, log):
+    async with process(["serve", "--config", str(config)], folder / "gateway.log", env, stdout) as (child, log):
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
             await eventually(lambda: _answers(client, url + wait_for, child, log), f"gateway {wait_for}", START_S)
@@ -140,7 +149,7 @@ async def _answers(client: httpx.AsyncClient, url: str, child: asyncio.subproces
 
 @asynccontextmanager
 async def process(
-    arguments: list[str], log: Path, env: dict[str, str] | None = None
+    arguments: list[str], log: Path, env: dict[str, str] | None = None, stdout: int | None = None
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, Path]]:
     """A `poolgate` command in a session of its own; ended with SIGTERM, then SIGKILL of its session."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +160,7 @@ async def process(
             "gateway",
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
+            stdout=output if stdout is None else stdout,
             stderr=output,
             env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
             start_new_session=True,

@@ -79,6 +79,8 @@ class Peer:
         """Until the client has closed or reset its side. Fails when it sends anything instead."""
         try:
             data = await self._recv()
+        except TimeoutError as exc:  # an OSError as well
+            raise AssertionError("the client neither closed nor reset") from exc
         except OSError:
             return
         assert data == b"", f"the client sent {data[:80]!r} instead of closing"
