@@ -106,6 +106,9 @@ class Dispatcher:
             usage = journey.cut_off() if record.attempts else None  # once asked, an engine may have read the prompt
             outcome = Outcome(Ending.CLIENT_GONE, 499, usage)
             raise
+        except Exception:  # a defect of ours: what the engine did is paid all the same
+            outcome = Outcome(Ending.FAILED, 500, journey.cut_off() if journey.first_byte_at is not None else None)
+            raise
         finally:
             ticket.settle(outcome)
             note(record, outcome, journey)

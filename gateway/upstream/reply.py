@@ -71,7 +71,7 @@ class WireReply:
         self._due_at = total_at
         self._deadline = "total"  # which one `_due_at` is
         self.chunks: list[bytes] = []  # of the body, that nobody has taken yet
-        self._error: UpstreamError | None = None
+        self._error: Exception | None = None  # an UpstreamError, or what a taker raised
         self._line: Line | None = line
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
@@ -206,8 +206,10 @@ class WireReply:
         if len(chunks) == 1 and not self._is_held:  # as in `_hand_over`, which most pieces of a stream can do without
             data = chunks.pop()
             self.unread_bytes = 0
-            if not take(data):
-                self._is_held = True
+            try:
+                self._is_held = not take(data)
+            except Exception as exc:
+                self._spoil(exc)
         else:
             self._hand_over()
         if self._line is None:  # the end, or a failure: from here on `relay` looks after the rest
@@ -220,9 +222,19 @@ class WireReply:
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self.unread_bytes = 0
-        self._is_held = not self._take(data)
+        try:
+            self._is_held = not self._take(data)
+        except Exception as exc:
+            self._spoil(exc)
         if self._line is not None:
             self._line.resume()
+
+    def _spoil(self, defect: Exception) -> None:
+        """The taker raised, which is a defect of ours: `relay` raises it, where somebody can say so."""
+        line, self._line = self._line, None
+        self._error = defect
+        if line is not None:
+            line.finish(False)
 
     @property
     def due_at(self) -> float:

@@ -62,11 +62,11 @@ class UpstreamReply(Protocol):
     async def relay(self, take: Callable[[bytes], bool]) -> None:
         """Hands every further read to `take` until the end of the body, without waking the task that waits here.
 
-        `take` gets what `read` would give, called where the bytes come in: it must be quick and must not raise, and may
-        call `close`. It says whether it can take more. After False nothing is handed over until `resume`, and once a
-        bounded number of bytes waits the replica is no longer read from; no silence is counted meanwhile. Raises as
-        `read` does, after the bytes that had come; at the total deadline without those that a taker had no room for,
-        even if the reply has come whole. A cancelled `relay` closes the reply.
+        `take` gets what `read` would give, called where the bytes come in: it must be quick, and may call `close`. What
+        it raises ends the reply and comes out here. It says whether it can take more: after False nothing is handed
+        over until `resume`, and once a bounded number of bytes waits the replica is no longer read from; no silence is
+        counted meanwhile. Raises as `read` does, after the bytes that had come; at the total deadline without those
+        that a taker had no room for, even if the reply has come whole. A cancelled `relay` closes the reply.
         """
         ...
 

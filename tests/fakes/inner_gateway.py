@@ -42,7 +42,7 @@ class InnerGateway:
         dispatcher: Any = runtime.dispatcher
         self._gate: Gate = dispatcher._gate
         dispatcher._gate = self
-        self.wire: WireTransport = dispatcher._attempts._transport._plain
+        self.wire: WireTransport = dispatcher._attempts._transport
         self._access = runtime.access
         access: Any = self
         runtime.access = access

@@ -258,12 +258,12 @@ async def test_no_connection_anywhere_is_a_502_that_costs_nothing() -> None:
     )
 
 
-async def test_a_defect_of_ours_gives_everything_back() -> None:
+async def test_a_defect_of_ours_costs_what_the_engine_has_done_by_then() -> None:
     world = World(FakeReply(*EVENTS, DONE))
     world.caller.fails_at_write = RuntimeError("a defect")
     with pytest.raises(RuntimeError):
         await world.serve(stream=True)
-    assert world.outcome() == Outcome(Ending.FAILED, 500, None)
+    assert world.outcome() == Outcome(Ending.FAILED, 500, Usage(21, 1))
 
 
 # --- comments in a silent stream ----------------------------------------------------------------------------
