@@ -4,10 +4,12 @@
 #   DEVICE=cpu|nvidia    which vLLM to install; default: nvidia where there is an NVIDIA GPU
 #   TORCH_INDEX=…        a package index that carries PyTorch's CPU builds, where pip does not know one
 #   ARGS="-k name"       more arguments for pytest, or for `python -m bench`
+#   WORKERS=4            test files that run side by side; 0: one after the other, with output as it comes
 
 CONFIG ?= config.toml
 DEVICE ?= auto
 ARGS ?=
+WORKERS ?= 2
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
@@ -34,7 +36,7 @@ serve:
 
 test:
 	$(prepare) test
-	@exec .venv/bin/python -m pytest -m 'not gpu' $(ARGS)
+	@exec .venv/bin/python -m pytest -m 'not gpu' -n $(WORKERS) --dist loadfile $(ARGS)
 
 check:
 	$(prepare) check
