@@ -214,8 +214,12 @@ async def test_worker_that_cannot_start_is_named_with_its_cause_and_log(tmp_path
         text = up.text()
         assert re.search(r"bad/0@\S+: (backoff|failed).*made of cheese", text)
         assert await calls(up)
-        status = await up.cli("status")
-        assert status.returncode == 3 and "made of cheese" in status.stdout
+
+        async def is_named() -> bool:  # between two starts, which fail within a second each
+            status = await up.cli("status")
+            return status.returncode == 3 and "made of cheese" in status.stdout
+
+        await eventually(is_named, "status names the cause", READY_S)
 
 
 async def test_progress_shows_each_worker_with_its_elapsed_time(tmp_path: Path) -> None:
