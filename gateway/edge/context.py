@@ -15,7 +15,7 @@ from itertools import count
 from typing import Protocol
 
 from gateway.domain.endpoint import ErrorShape
-from gateway.domain.errors import BodyTimeout, BodyTooLarge
+from gateway.domain.errors import BadRequest, BodyTimeout, BodyTooLarge
 from gateway.domain.request import NO_RATE, RateState
 from gateway.edge.encoding import coding_of, decode_body
 from gateway.edge.respond import envelope, event_of, rate_lines, refusal_headers
@@ -101,6 +101,7 @@ class Exchange:
     _has_more_body = True
     _body_bytes = 0
     _is_reading = False
+    _is_broken = False
     _body_waiter: asyncio.Future[None] | None = None
     _room_waiter: asyncio.Future[None] | None = None
     _head: bytes | None = None  # of a reply that has started, until its first bytes go out
@@ -144,7 +145,7 @@ class Exchange:
         """The whole body, decoded. Counts what arrives and does not believe Content-Length, except to refuse early.
 
         The limit holds for what is sent and for what it becomes. Raises BodyTooLarge, BodyTimeout (silence for
-        `silence_s`, or not whole after `total_s`), UnsupportedEncoding, BadRequest (broken compression).
+        `silence_s`, or not whole after `total_s`), UnsupportedEncoding, BadRequest (broken compression or framing).
         """
         coding = None
         if b"content-encoding" in self._fields:
@@ -156,6 +157,8 @@ class Exchange:
             await self._rest_of_body(limit_bytes, silence_s, total_s)
         if self._body_bytes > limit_bytes:
             raise too_large(limit_bytes)
+        if self._is_broken:
+            raise BadRequest("The body is broken: its chunks are not framed as HTTP/1.1 wants it.")
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         return body if coding is None else await decode_body(body, coding, limit_bytes)
@@ -184,6 +187,11 @@ class Exchange:
         if not self._is_reading and self._body_bytes > EARLY_BODY_BYTES:
             self._line.pause_reading()
         self._wake_body()
+
+    def break_body(self) -> None:
+        """The body cannot be read to its end: its framing is broken."""
+        self._is_broken = True
+        self.body_ended()
 
     def body_ended(self) -> None:
         self._has_more_body = False

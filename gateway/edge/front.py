@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 HEAD_S = 10.0  # from the first byte of a head (or from the connection) to its end
 HEAD_BYTES = 65_536  # request line and headers; one network read may go past it
 KEEP_ALIVE_S = 75.0  # idle connections of clients; longer than the 60 s for which balancers keep theirs
-MAX_PIPELINED = 32  # requests that came before the replies to those ahead of them
+MAX_PIPELINED = 32  # requests that wait for the replies to those ahead of them
+UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
 Turn = Exchange | RequestResponseCycle
@@ -75,19 +76,24 @@ class Front(asyncio.Protocol):
         "_ended_in_this_read",
         "_feeding",
         "_flow",
+        "_framing_bytes",
         "_head_bytes",
         "_head_timer",
         "_headers",
         "_idle_since",
         "_idle_timer",
         "_in_head",
+        "_is_too_long",
         "_lane",
         "_loop",
+        "_moved_in_this_read",
         "_parser",
         "_queue",
+        "_read_bytes",
         "_state",
         "_transport",
         "_url",
+        "_wants_upgrade",
         "_write_timer",
         "is_full",
     )
@@ -107,9 +113,7 @@ class Front(asyncio.Protocol):
         self._app_state = app_state
         self._lane = lane
         self._loop = _loop or asyncio.get_running_loop()
-        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
-        # the answer to a first request must not depend on what was sent behind it
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser: httptools.HttpRequestParser | None = self._new_parser()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
         self._flow: FlowControl = None  # type: ignore[assignment]
         self._url = b""
@@ -117,6 +121,11 @@ class Front(asyncio.Protocol):
         self._in_head = True  # no request is being read: the next bytes belong to a head
         self._ended_in_this_read = False
         self._head_bytes = 0
+        self._read_bytes = 0  # of the read of the moment
+        self._framing_bytes = 0  # of a body, in reads that brought no piece of it
+        self._moved_in_this_read = False
+        self._is_too_long = False
+        self._wants_upgrade = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
@@ -158,15 +167,22 @@ class Front(asyncio.Protocol):
         parser = self._parser
         if parser is None:
             return
-        self._ended_in_this_read = False
+        self._ended_in_this_read = self._moved_in_this_read = False
+        self._read_bytes = len(data)
         try:
             parser.feed_data(data)
         except httptools.HttpParserError:
-            self._refuse(400, "this is not HTTP/1.1", "invalid_request")
+            self._cannot_parse()
             return
-        except httptools.HttpParserUpgrade:
-            pass  # to nothing that is spoken here: the request is answered as any other
-        if not self._in_head or self._ended_in_this_read or self._transport.is_closing():
+        except httptools.HttpParserUpgrade as exc:
+            self._ignore_upgrade(data[exc.args[0] :])
+            return
+        if not self._in_head:
+            self._framing_bytes = 0 if self._moved_in_this_read else self._framing_bytes + len(data)
+            if self._framing_bytes > HEAD_BYTES:  # a trailer or a chunk's extension without end: none of it is wanted
+                self._transport.abort()
+            return
+        if self._ended_in_this_read or self._transport.is_closing():
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES:
@@ -212,13 +228,19 @@ class Front(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        parser = self._parser
+        assert parser is not None
+        if parser.should_upgrade():
+            self._wants_upgrade = True
+            return
+        if self._head_bytes + self._read_bytes > HEAD_BYTES and self._head_size() > HEAD_BYTES:
+            self._is_too_long = True
+            raise ValueError("the head is too long")
         self._in_head = False
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        parser = self._parser
-        assert parser is not None
         version = parser.get_http_version()
         keep_alive = version != "1.0" and parser.should_keep_alive()
         method = parser.get_method().decode("ascii")
@@ -238,12 +260,18 @@ class Front(asyncio.Protocol):
         if self._current is None:
             self._begin(turn, handler)
             return
-        self._queue.append((turn, handler))
-        self._flow.pause_reading()
-        if len(self._queue) > MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")
+        # It is read on, so that a caller who leaves is noticed, but no more requests are kept than this
+        if len(self._queue) < MAX_PIPELINED:
+            self._queue.append((turn, handler))
+            return
+        self._feeding = None
+        self._queue[-1][0].keep_alive = False  # its reply is the last one, and tells so
+
+    def on_chunk_header(self) -> None:
+        self._moved_in_this_read = True
 
     def on_body(self, body: bytes) -> None:
+        self._moved_in_this_read = True
         turn = self._feeding
         if turn is None or turn.response_complete:
             return
@@ -256,6 +284,8 @@ class Front(asyncio.Protocol):
         turn.message_event.set()
 
     def on_message_complete(self) -> None:
+        if self._wants_upgrade:
+            return
         self._in_head = self._ended_in_this_read = True
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -315,6 +345,52 @@ class Front(asyncio.Protocol):
         self._flow.resume_reading()
 
     # --- within -----------------------------------------------------------------------------------------------------
+
+    def _head_size(self) -> int:
+        """Of the head that has been read, without what came behind it in the same read."""
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # the answer to a first request must not depend on what was sent behind it
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """The request asks for another protocol too; it is answered as if it did not (RFC 9110, 7.8).
+
+        The parser takes what follows such a head for that other protocol. So a new one reads the request once more,
+        without the wish; `rest` is what came behind the head.
+        """
+        parser = self._parser
+        assert parser is not None
+        self._wants_upgrade = False
+        method = parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(400, "this is no proxy", "invalid_request")
+            return
+        lines = [b"%b %b HTTP/%b" % (method, self._url, parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] not in UPGRADE_HEADERS]
+        if not parser.should_keep_alive():
+            lines.append(b"connection: close")
+        self._parser = self._new_parser()
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+
+    def _cannot_parse(self) -> None:
+        """What comes is no HTTP: the last request ends with it, those before it are answered."""
+        feeding = self._feeding
+        if self._is_too_long:
+            self._refuse(431, f"request line and headers are longer than {HEAD_BYTES} bytes", "request_head_too_large")
+        elif isinstance(feeding, Exchange) and not feeding.response_complete:
+            self._parser = None
+            feeding.keep_alive = False
+            feeding.break_body()
+        elif feeding is None and self._current is not None:
+            self._parser = None
+            last = self._queue[-1][0] if self._queue else self._current
+            last.keep_alive = False
+        else:
+            self._refuse(400, "this is not HTTP/1.1", "invalid_request")
 
     def _begin(self, turn: Turn, handler: Handler | None) -> None:
         self._current = turn

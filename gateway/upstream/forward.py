@@ -26,6 +26,8 @@ STREAM_HEADERS = (
 # the request's own fault: the engine's word stands. Not 401 and 403: those are about our key, not the caller's.
 PASSED_ON = frozenset({400, 404, 405, 409, 413, 415, 422, 501})
 BUSY_RETRY_S = 2.0
+COMMENTS = re.compile(rb"(?::[^\r\n]*|[\r\n])*")  # of an engine that says that it is alive, and empty lines
+MAX_HELD_BYTES = 65_536
 MAX_RETRY_S = 3600.0
 
 
@@ -49,8 +51,12 @@ class Forwarder:
             raise EngineFailed("The engine's reply is not a JSON object.")
         if was_given_up(body, endpoint):
             raise EngineFailed("The engine gave up this request before it was finished.")
+        try:
+            usage = usage_of(body, endpoint)
+        except ValueError as exc:
+            raise EngineFailed("The engine's reply is not JSON.") from exc
         journey.first_byte_at = time.monotonic()
-        journey.usage = usage_of(body, endpoint) or Usage(journey.prompt_tokens, 0)
+        journey.usage = usage or Usage(journey.prompt_tokens, 0)
         outcome = Outcome(Ending.COMPLETED, 200, journey.usage)
         journey.settle(outcome)
         journey.caller.reply(200, ((b"content-type", content_type), *headers), body)
@@ -61,7 +67,7 @@ class Forwarder:
     ) -> Outcome:
         caller = journey.caller
         journey.tap = tap = tap_for(journey.request)
-        out = b""
+        out = held = b""
         is_open = True
         while is_open and not out:  # nothing was sent yet, so a failure can still have a status of its own
             data = await reply.read()
@@ -69,6 +75,9 @@ class Forwarder:
             out = tap.feed(data) if is_open else tap.finish()
             if tap.error is not None or tap.was_given_up:
                 return self._failed_at_once(journey, tap.error, replica)
+            if len(held) < MAX_HELD_BYTES and COMMENTS.fullmatch(out) is not None:  # no event: the status can wait
+                held, out = held + out, b""
+        out = held + out
         if not is_open and not tap.saw_done:
             raise UpstreamBroken(CUT, response_began=True)
         journey.first_byte_at = time.monotonic()

@@ -63,14 +63,16 @@ _DECODERS = {endpoint.rules: _BY_COUNTS[endpoint.rules.usage] for endpoint in En
 
 
 def usage_of(body: bytes, endpoint: Endpoint) -> Usage | None:
-    """The usage of a plain JSON reply; None when it has none, or none that can be read."""
+    """The usage of a plain reply; None when it has none, or none that can be read. Raises ValueError for no JSON."""
     decoder = _DECODERS[endpoint.rules]
     if decoder is None:
         return None
     try:
         told = decoder.decode(body).usage
-    except UNREADABLE:
+    except msgspec.ValidationError:
         return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ValueError("not JSON") from exc
     return None if told is None else told.usage()
 
 
@@ -87,7 +89,7 @@ def was_given_up(body: bytes, endpoint: Endpoint) -> bool:
 
 def reply_type(headers: Iterable[tuple[bytes, bytes]], body: bytes, endpoint: Endpoint) -> bytes | None:
     """The content type that goes to the caller; None for a reply that makes no sense on that path."""
-    is_object = body.lstrip()[:1] == b"{"
+    is_object = body.lstrip()[:1] == b"{" and body.rstrip()[-1:] == b"}"
     if endpoint.rules.is_object:
         return JSON if is_object else None
     for name, value in headers:

@@ -19,6 +19,7 @@ from gateway.upstream.transport import Deadlines, UpstreamRequest
 IDLE_S = 4.0  # vLLM closes a connection that was idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.32)
 IDLE_TLS_S = 30.0  # a handshake is dear, and clouds and proxies wait 60 s and more
 SWEEP_S = 0.5
+STALE_S = 0.1  # an idle connection that the replica closed as we wrote breaks within a round trip
 CLOSE_S = 1.0  # how long `aclose` waits for the loop to close its sockets
 
 
@@ -77,9 +78,10 @@ class WireTransport:
                     head, request.body, deadlines, now, total_at, expects_body=expects_body
                 )
             except UpstreamBroken as exc:
-                # 1. A reply had begun: the replica works on it. 2. Not a byte: it had most likely closed the idle
-                # connection just as we wrote, so a new one may be tried, once.
-                if exc.response_began:
+                # 1. A reply had begun: the replica works on it. 2. Not a byte, and at once: it had most likely closed
+                # the idle connection just as we wrote, so a new one may be tried, once. 3. Not a byte, after a while:
+                # it had the request, which may be what it died of.
+                if exc.response_began or loop.time() - now > STALE_S:
                     raise
                 stale = exc
         try:

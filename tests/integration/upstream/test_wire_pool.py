@@ -197,6 +197,22 @@ async def test_a_stale_connection_is_replaced_once_and_the_body_sent_again(both:
         assert [r.body for r in upstream.requests] == [POST.body] * 3
 
 
+async def test_an_engine_that_died_after_working_on_a_request_is_not_given_it_again(both: Pair) -> None:
+    async def works_then_dies(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(plain(b"hello"))
+        await peer.request()
+        await asyncio.sleep(3 * wire.STALE_S)
+        peer.reset()
+
+    async with both.upstream(works_then_dies, answer_ok) as upstream:
+        await fetch(both, upstream.url)
+        with pytest.raises(UpstreamBroken) as caught:
+            await fetch(both, upstream.url)
+        assert caught.value.request_sent and not caught.value.response_began
+        assert len(upstream.requests) == 2
+
+
 async def test_a_fresh_connection_that_breaks_is_not_tried_again(both: Pair) -> None:
     async def reset(peer: Peer) -> None:
         await peer.request()

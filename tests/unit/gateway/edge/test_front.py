@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fakes.client import KEY, Client, Timers, request_pieces
 
+from gateway.domain.errors import BadRequest
 from gateway.edge import front
 from gateway.edge.context import EARLY_BODY_BYTES, Exchange
 from gateway.edge.front import HEAD_BYTES, HEAD_S, KEEP_ALIVE_S, MAX_PIPELINED, Handler
@@ -161,7 +162,7 @@ async def test_pipelined_requests_are_answered_in_their_order_one_at_a_time() ->
     client = connected(work.handlers)
     client.send(request("a") + request("b") + request("c"))
     await turns()
-    assert len(work.exchanges) == 1 and not client.line.is_reading
+    assert len(work.exchanges) == 1 and client.line.is_reading, "else nobody would notice that the caller leaves"
     for i, id_ in enumerate("abc"):
         assert len(work.exchanges) == i + 1
         await work.answer(i)
@@ -192,13 +193,25 @@ async def test_a_body_that_comes_in_pieces_behind_another_request_reaches_its_ow
     assert [reply.body for reply in client.replies()] == [b"a", b"b"]
 
 
-async def test_a_heap_of_pipelined_requests_is_not_kept() -> None:
+async def test_of_a_heap_of_pipelined_requests_the_first_are_answered_and_the_last_reply_says_so() -> None:
+    client = connected(AT_ONCE)
+    client.send(request() * (MAX_PIPELINED + 20))
+    await client.idle()
+    replies = client.replies()
+    assert len(replies) == MAX_PIPELINED + 1 and client.line.is_closed
+    assert [reply.headers.get(b"connection") for reply in replies[-2:]] == [None, b"close"]
+
+
+async def test_a_caller_who_leaves_with_a_request_pipelined_behind_is_noticed() -> None:
     work = Work()
     client = connected(work.handlers)
-    client.send(request() * (MAX_PIPELINED + 2))
+    client.send(request("a"))
+    client.send(request("b"))
     await turns()
-    assert client.line.is_closed
-    assert len(work.exchanges) == 1 and work.cancelled == 1
+    assert client.line.is_reading
+    client.hang_up()
+    await client.idle()
+    assert work.cancelled == 1 and len(work.exchanges) == 1
 
 
 async def test_as_many_pipelined_requests_as_are_allowed_are_all_answered() -> None:
@@ -208,12 +221,83 @@ async def test_as_many_pipelined_requests_as_are_allowed_are_all_answered() -> N
     assert len(client.replies()) == MAX_PIPELINED + 1
 
 
-async def test_garbage_behind_a_request_closes_the_connection_without_a_word_into_its_reply() -> None:
+async def test_garbage_behind_a_request_ends_the_connection_after_its_reply() -> None:
     work = Work()
     client = connected(work.handlers)
     client.send(request("a") + b"\x00 garbage\r\n\r\n")
     await turns()
-    assert client.line.is_closed and client.replies() == [] and work.cancelled == 1
+    assert not client.line.is_closed
+    await work.answer(0)
+    (reply,) = client.replies()
+    assert (reply.body, reply.headers[b"connection"]) == (b"a", b"close")
+    assert client.line.is_closed and work.cancelled == 0
+
+
+@pytest.mark.parametrize("size", [b"zz", b"0x4d", b"-5", b"1" * 30])
+async def test_a_body_whose_chunks_are_broken_is_the_requests_fault_and_answered(size: bytes) -> None:
+    found: list[Exception] = []
+
+    async def reading(exchange: Exchange) -> None:
+        try:
+            await exchange.read_body(1 << 20, 60, 60)
+        except BadRequest as exc:
+            found.append(exc)
+            exchange.reply(400, [], b"no")
+        exchange.close()
+
+    client = connected({CHAT.encode(): reading})
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client.send(head + size + b"\r\n{}\r\n")
+    await client.idle()
+    assert client.status == 400 and client.headers[b"connection"] == b"close" and len(found) == 1
+
+
+@pytest.mark.parametrize("rest", [b"a" * 70_000, b"x: y\r\n" * 12_000], ids=["one", "many"])
+async def test_trailers_without_end_are_cut_off(rest: bytes) -> None:
+    client = connected(AT_ONCE)
+    client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.send(b"2\r\n{}\r\n0\r\nx-a: ")
+    for start in range(0, len(rest), 1000):
+        if client.line.is_closed:
+            break
+        client.send(rest[start : start + 1000])
+    assert client.line.is_closed
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("reads", ["one", "head first", "bytes"])
+async def test_the_wish_for_another_protocol_loses_no_body_and_starts_no_other_request(reads: str) -> None:
+    inner = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"Content-Length: %d\r\n\r\n" % len(inner)
+    whole = head + inner + request("b")
+    work = Work(reads=True)
+    client = connected(work.handlers)
+    pieces = [whole[i : i + 1] for i in range(len(whole))]
+    cuts = {"one": [whole], "head first": [head, whole[len(head) :]], "bytes": pieces}
+    for data in cuts[reads]:
+        client.send(data)
+    await turns()
+    await work.answer(0)
+    await work.answer(1)
+    assert work.bodies == [inner, b"{}"]
+    assert len(client.replies()) == 2 and not client.line.is_closed
+
+
+async def test_a_proxys_connect_is_refused() -> None:
+    client = connected(AT_ONCE)
+    client.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n")
+    assert client.status == 400 and client.line.is_closed
+
+
+@pytest.mark.parametrize(("size", "status"), [(HEAD_BYTES - 200, 200), (HEAD_BYTES + 10, 431)])
+async def test_a_head_that_comes_in_one_read_is_measured_without_what_is_behind_it(size: int, status: int) -> None:
+    client = connected(AT_ONCE)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nx-a: " + b"a" * size + b"\r\ncontent-length: 9000\r\n\r\n"
+    client.send(head + b"x" * 9000)
+    await client.idle()
+    assert client.status == status
 
 
 # --- the body ---------------------------------------------------------------------------------------------------

@@ -489,3 +489,22 @@ async def test_a_streamed_transcript_costs_no_tokens_as_a_plain_one() -> None:
     made.journey.prompt_tokens = 0
     assert (await made.run()).usage == Usage(0, 0)
     assert made.caller.body == b"".join((*TWO, DONE))
+
+
+# --- replies that only look like one ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b'{"id": "c", "choices": [', b'{"id": "c"}}', b"{\xff}"])
+async def test_half_a_json_object_is_no_success(body: bytes) -> None:
+    with pytest.raises(EngineFailed):
+        await Exchange(body).run()
+
+
+async def test_an_engines_comment_does_not_spend_the_status() -> None:
+    made = stream(b": ping\n\n", b'data: {"error":{"message":"no luck","code":500}}\n\n')
+    with pytest.raises(EngineFailed, match="no luck"):
+        await made.run()
+    assert made.caller.status == 0
+    made = stream(b": ping\n", b"\n: pong\n\n", *TWO, DONE)
+    assert (await made.run()).ending is Ending.COMPLETED
+    assert made.caller.body == b": ping\n\n: pong\n\n" + b"".join(TWO) + DONE

@@ -19,20 +19,32 @@ JSON_TYPE = [(b"server", b"uvicorn"), (b"content-type", b"application/json")]
         (b'{"data":[],"usage":{"prompt_tokens":3,"completion_tokens":null}}', Usage(3, 0)),
         (b'{"usage":null}', None),
         (b"{}", None),
-        (b"", None),
         (b"[]", None),
         (b'{"usage":{"prompt_tokens":"3"}}', None),
         (b'{"usage":{"prompt_tokens":-3}}', None),
         (b'{"usage":{"prompt_tokens":1e99}}', None),
-        (b'{"usage":{"prompt_tokens":3}', None),
         (b'{"x":"\xc3\x28","usage":{"prompt_tokens":3}}', Usage(3, 0)),
-        (b'{"x":' + b"[" * 100_000 + b',"usage":{"prompt_tokens":3}}', None),
-        ("{}".encode("utf-16"), None),
     ],
 )
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.EMBEDDINGS, Endpoint.RERANK_BARE, Endpoint.SCORE])
 def test_usage_in_prompt_tokens(body: bytes, usage: Usage | None, endpoint: Endpoint) -> None:
     assert usage_of(body, endpoint) == usage
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b'{"usage":{"prompt_tokens":3}',
+        b'{"id": "c", "choices": [',
+        b'{"x":' + b"[" * 100_000 + b',"usage":{"prompt_tokens":3}}',
+        "{}".encode("utf-16"),
+    ],
+    ids=["nothing", "cut", "cut early", "deep", "utf-16"],
+)
+def test_what_is_no_json_is_no_reply(body: bytes) -> None:
+    with pytest.raises(ValueError, match="not JSON"):
+        usage_of(body, Endpoint.CHAT)
 
 
 @pytest.mark.parametrize(
