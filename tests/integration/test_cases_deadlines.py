@@ -197,7 +197,7 @@ async def test_silence_in_the_middle_is_waited_out_for_ever(line: Line, is_strea
 ENDLESS: dict[str, tuple[int, Answer]] = {
     "events": (200, goes_on(STREAM_HEAD, chunk(event(content="x")))),
     "one event that never ends": (504, goes_on(STREAM_HEAD, chunk(b"x"))),
-    "comments": (200, goes_on(STREAM_HEAD, chunk(b": ping\n\n"))),
+    "comments": (504, goes_on(STREAM_HEAD, chunk(b": ping\n\n"))),
     "plain": (504, goes_on(PLAIN_HEAD, b" ")),
 }
 
