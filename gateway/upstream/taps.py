@@ -7,6 +7,7 @@ on as the same object. Most reads cost two substring counts.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -53,7 +54,7 @@ _input_usage = msgspec.json.Decoder(InputUsage | None)
 _delta = msgspec.json.Decoder(_Delta)
 
 
-class NamedTap:
+class NamedTap(ABC):
     """What both have in common: cutting reads into events, counting those that carry a piece of the answer."""
 
     __slots__ = ("_is_skipping", "_tail", "error", "events", "saw_done", "saw_finish", "usage", "was_given_up")
@@ -120,12 +121,13 @@ class NamedTap:
             return
         self._read(fields)
 
+    @abstractmethod
     def _read(self, event: _Event) -> None:
-        raise NotImplementedError
+        """Notes the facts of a whole event."""
 
+    @abstractmethod
     def _unread(self, name: str) -> None:
         """An event that was too long; only its name is known."""
-        raise NotImplementedError
 
     def _fail(self, error: msgspec.Raw) -> None:
         """Anything that says it is an error ends these streams."""
