@@ -84,10 +84,6 @@ class StreamTap:
         self._plain = _PLAIN[0]  # how this engine writes it
         self._frame = _NO_FRAME
 
-    @property
-    def has_started_content(self) -> bool:
-        return self.events > 0
-
     def feed(self, data: bytes) -> bytes:
         """Takes a read, gives the bytes to pass on: the same object unless something is held back or taken out."""
         begins, ends = self._frame

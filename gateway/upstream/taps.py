@@ -71,10 +71,6 @@ class NamedTap(ABC):
         self._tail = b""  # of the event that has not ended
         self._is_skipping = False  # it is too long to be read; `_tail` holds only its beginning and its last bytes
 
-    @property
-    def has_started_content(self) -> bool:
-        return self.events > 0
-
     def feed(self, data: bytes) -> bytes:
         """Takes a read and gives the same bytes to pass on."""
         if not self._tail and data.endswith(b"\n\n"):

@@ -13,13 +13,11 @@ from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstr
 from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
 from gateway.upstream.connection import HIGH_WATER_BYTES
 from gateway.upstream.reply import WireReply
-from gateway.upstream.transport import Deadlines, UpstreamRequest
+from gateway.upstream.transport import Deadlines
 
 from .conftest import Pair
+from .test_wire_promises import LONG, PATIENT, POST
 
-LONG = 60.0
-PATIENT = Deadlines(LONG, LONG, LONG, LONG)
-POST = UpstreamRequest(b"POST", b"/v1/chat/completions", ((b"content-type", b"application/json"),), b'{"a":1}')
 MOST_AT_ONCE = HIGH_WATER_BYTES + 300_000  # a read of the loop takes at most 256 kB from the kernel
 
 
