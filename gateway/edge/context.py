@@ -19,6 +19,7 @@ from gateway.domain.errors import BadRequest, BodyTimeout, BodyTooLarge
 from gateway.domain.request import NO_RATE, RateState
 from gateway.edge.encoding import coding_of, decode_body
 from gateway.edge.respond import envelope, event_of, rate_lines, refusal_headers
+from gateway.upstream.fast_path import FastPath
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
@@ -41,6 +42,9 @@ class Line(Protocol):
     def is_full(self) -> bool:
         """More is written than the client takes."""
         ...
+
+    @property
+    def transport(self) -> asyncio.WriteTransport: ...
 
     def new_id(self) -> str:
         """A request id that nobody else has."""
@@ -98,6 +102,7 @@ class Exchange:
     is_ended = False  # by us: the drain time is over
     task: asyncio.Task[None] | None = None
     on_room: Callable[[], None] | None = None  # called when the client takes more again
+    fast_path: FastPath | None = None  # of the stream under way
     _has_more_body = True
     _body_bytes = 0
     _is_reading = False
@@ -258,6 +263,10 @@ class Exchange:
         line.write(data)
         return not line.is_full
 
+    @property
+    def chunks(self) -> asyncio.WriteTransport | None:
+        return self._line.transport if self._is_chunked and self._head is None else None
+
     def finish(self, data: bytes = b"") -> None:
         """The end of what `start` began."""
         if self._is_chunked:
@@ -289,6 +298,11 @@ class Exchange:
             self._room_waiter = asyncio.get_running_loop().create_future()
             await self._room_waiter
 
+    def full(self) -> None:
+        """The client takes no more for now; from the connection."""
+        if self.fast_path is not None:
+            self.fast_path.close()
+
     def room(self) -> None:
         """The client takes more again; from the connection."""
         waiter = self._room_waiter
@@ -314,7 +328,7 @@ class Exchange:
     def close(self) -> None:
         """The handler is done. A reply that it did not complete has no end: its connection is cut."""
         self._stop_comments()
-        self.on_room = None
+        self.on_room = self.fast_path = None
         self._line.handler_ended(self.task)
         self.task = None
         if not self.response_complete:
@@ -322,7 +336,7 @@ class Exchange:
 
     def _complete(self) -> None:
         self._stop_comments()
-        self.on_room = None
+        self.on_room = self.fast_path = None
         self.response_complete = True
         self._line.ended()
 
@@ -338,6 +352,8 @@ class Exchange:
 
         def tick() -> None:
             now = loop.time()
+            if self.fast_path is not None:
+                self._wrote_at = max(self._wrote_at, self.fast_path.passed_at)
             if self._wrote_at + interval_s <= now + TIMER_SLACK_S:
                 self._wrote_at = now
                 if self._is_between_events() and not self._line.is_full:

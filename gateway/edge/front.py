@@ -91,11 +91,11 @@ class Front(asyncio.Protocol):
         "_queue",
         "_read_bytes",
         "_state",
-        "_transport",
         "_url",
         "_wants_upgrade",
         "_write_timer",
         "is_full",
+        "transport",
     )
 
     def __init__(
@@ -114,7 +114,7 @@ class Front(asyncio.Protocol):
         self._lane = lane
         self._loop = _loop or asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = self._new_parser()
-        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
         self._flow: FlowControl = None  # type: ignore[assignment]
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -138,8 +138,8 @@ class Front(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._flow = FlowControl(self._transport)
+        self.transport = cast(asyncio.Transport, transport)
+        self._flow = FlowControl(self.transport)
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._arm_head()
 
@@ -180,9 +180,9 @@ class Front(asyncio.Protocol):
         if not self._in_head:
             self._framing_bytes = 0 if self._moved_in_this_read else self._framing_bytes + len(data)
             if self._framing_bytes > HEAD_BYTES:  # a trailer or a chunk's extension without end: none of it is wanted
-                self._transport.abort()
+                self.transport.abort()
             return
-        if self._ended_in_this_read or self._transport.is_closing():
+        if self._ended_in_this_read or self.transport.is_closing():
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES:
@@ -196,6 +196,8 @@ class Front(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_full = True
         self._flow.pause_writing()
+        if isinstance(self._current, Exchange):
+            self._current.full()
         self._write_timer = self._loop.call_later(self._lane.write_s, self._give_up)
 
     def resume_writing(self) -> None:
@@ -210,7 +212,7 @@ class Front(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server stops: idle connections close now, others after the reply of the moment."""
         if self._current is None:
-            self._transport.close()
+            self.transport.close()
         else:
             self._current.keep_alive = False
 
@@ -311,17 +313,17 @@ class Front(asyncio.Protocol):
             self._state.tasks.discard(task)
 
     def write(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def ended(self) -> None:
         self._state.total_requests += 1
         current, self._current = self._current, None
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             return
         if current is not None and not current.keep_alive:
             if self._in_head:
-                self._transport.close()
+                self.transport.close()
             else:
                 self._linger()
             return
@@ -336,7 +338,7 @@ class Front(asyncio.Protocol):
             self._idle_timer = self._loop.call_later(KEEP_ALIVE_S, self._idle)
 
     def cut(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
     def pause_reading(self) -> None:
         self._flow.pause_reading()
@@ -420,8 +422,8 @@ class Front(asyncio.Protocol):
             "type": "http",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.3"},
             "http_version": version,
-            "server": get_local_addr(self._transport),
-            "client": get_remote_addr(self._transport),
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
             "scheme": "http",
             "method": method,
             "root_path": "",
@@ -433,7 +435,7 @@ class Front(asyncio.Protocol):
         }
         return RequestResponseCycle(
             scope=scope,
-            transport=self._transport,
+            transport=self.transport,
             flow=self._flow,
             logger=logging.getLogger("uvicorn.error"),
             access_logger=logging.getLogger("uvicorn.access"),
@@ -452,8 +454,8 @@ class Front(asyncio.Protocol):
         self._head_timer = None
         if self._current is not None:  # the head is that of a pipelined request: the reply before it comes first
             self._arm_head()
-        elif not self._transport.is_closing():
-            self._transport.close()
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def _idle(self) -> None:
         """One timer for many requests: it looks how long the last reply is ago."""
@@ -466,7 +468,7 @@ class Front(asyncio.Protocol):
         if left_s > 0:
             self._idle_timer = self._loop.call_later(left_s, self._idle)
         else:
-            self._transport.close()
+            self.transport.close()
 
     def _linger(self) -> None:
         """The reply is the last one, and its caller still sends: drop that for HEAD_S, or until the caller closes.
@@ -475,14 +477,14 @@ class Front(asyncio.Protocol):
         """
         self._parser = self._feeding = None
         self._queue.clear()
-        self._transport.write_eof()
+        self.transport.write_eof()
         self._flow.resume_reading()
         self._arm_head()
 
     def _give_up(self) -> None:
         self._write_timer = None
         log.warning("gave up a caller that did not read its reply for %g s", self._lane.write_s)
-        self._transport.abort()
+        self.transport.abort()
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer in OpenAI's envelope without asking anybody, since there is no request to speak of; then close."""
@@ -494,5 +496,5 @@ class Front(asyncio.Protocol):
                 b"x-poolgate-error-source: client\r\nx-request-id: %b\r\nconnection: close\r\n\r\n"
                 % (len(body), self.new_id().encode())
             )
-            self._transport.write(STATUS_LINES[status] + head + body)
-        self._transport.close()
+            self.transport.write(STATUS_LINES[status] + head + body)
+        self.transport.close()

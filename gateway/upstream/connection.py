@@ -30,6 +30,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_expects_body",
         "_head_bytes",
+        "_is_between_chunks",
         "_is_read_paused",
         "_is_reusable",
         "_is_write_paused",
@@ -37,6 +38,7 @@ class Connection(asyncio.Protocol):
         "_on_free",
         "_on_lost",
         "_parser",
+        "_pass_on",
         "_reply",
         "_socket",
         "_timer",
@@ -72,6 +74,8 @@ class Connection(asyncio.Protocol):
         self._is_reusable = False
         self._expects_body = True
         self._head_bytes = 0
+        self._is_between_chunks = False  # of the reply's body, by what the parser has been given
+        self._pass_on: Callable[[bytes], bool] | None = None  # the fast path, when it may be offered the next read
 
     async def start_tls(self, context: ssl.SSLContext, host: str, within_s: float) -> None:
         """The handshake, on a connection just made. Raises OSError, of which ssl.SSLError is one.
@@ -103,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._reply = reply = WireReply(self, self._loop, deadlines, now, total_at)
         self._expects_body = expects_body
         self._head_bytes = 0
-        self._is_reusable = False
+        self._is_between_chunks = self._is_reusable = False
         try:
             transport = self._transport
             if transport is None or transport.is_closing():
@@ -163,7 +167,7 @@ class Connection(asyncio.Protocol):
 
     def finish(self, is_reusable: bool) -> None:
         """Called by the reply when it lets go, once for each exchange."""
-        self._reply = None
+        self._reply = self._pass_on = None
         is_reusable = is_reusable and self._is_reusable
         if not is_reusable:
             self.abort()
@@ -181,6 +185,20 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
+        pass_on = self._pass_on
+        if pass_on is not None:
+            try:
+                if pass_on(data):
+                    return
+            except Exception as exc:
+                if (reply := self._reply) is not None:
+                    reply.spoil(exc)
+                    reply.wake()
+                return
+        self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        self._pass_on = None
         reply, parser = self._reply, self._parser
         if reply is None or parser is None:  # nobody asked for anything
             self.abort()
@@ -201,6 +219,8 @@ class Connection(asyncio.Protocol):
         if not reply.has_head and self._head_bytes > MAX_HEAD_BYTES:
             reply.fail(f"The engine's reply is malformed: {_HEAD_TOO_LONG}.")
         reply.deliver()
+        if self._is_between_chunks and data.endswith(b"\r\n"):  # else the next chunk's size line has begun
+            self._pass_on = reply.fast_path()
         if reply.unread_bytes > HIGH_WATER_BYTES and not self._is_read_paused and self._socket is not None:
             self._is_read_paused = True
             self._socket.pause_reading()
@@ -269,6 +289,12 @@ class Connection(asyncio.Protocol):
             reply.body_began = True
             reply.chunks.append(data)
             reply.unread_bytes += len(data)
+
+    def on_chunk_header(self) -> None:
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = True
 
     def on_message_complete(self) -> None:
         reply, parser = self._reply, self._parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 
@@ -9,6 +10,7 @@ from gateway.domain.errors import EngineBusy, EngineDied, EngineFailed, Upstream
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.replica import ReplicaRecord
 from gateway.upstream.engine_error import EngineError, normalise, without_key
+from gateway.upstream.fast_path import FastPath
 from gateway.upstream.journey import Journey
 from gateway.upstream.taps import Tap, tap_for
 from gateway.upstream.transport import UpstreamReply
@@ -83,12 +85,16 @@ class Forwarder:
         journey.first_byte_at = time.monotonic()
         caller.start(200, (*STREAM_HEADERS, *headers))
         course = _Course(journey, tap)
+        fast = None
         try:
             if not course.pass_on(out):
                 await caller.drained()
             if is_open:
                 caller.on_room = reply.resume
-                await reply.relay(course.take)
+                if (chunks := caller.chunks) is not None:
+                    fast = FastPath(chunks, asyncio.get_running_loop().time)
+                    caller.fast_path = tap.fast_path = fast
+                await reply.relay(course.take, fast)
                 rest = tap.finish()
                 if tap.saw_done:
                     course.pass_on(rest)

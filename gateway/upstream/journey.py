@@ -5,6 +5,7 @@ Made by dispatch, filled by attempt.py and forward.py, read by dispatch when the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,7 @@ from gateway.domain.outcome import Outcome, Usage
 from gateway.domain.record import AccessRecord
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest
+from gateway.upstream.fast_path import FastPath
 from gateway.upstream.taps import Tap
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -23,6 +25,7 @@ class Downstream(Protocol):
 
     has_started: bool
     on_room: Callable[[], None] | None
+    fast_path: FastPath | None  # writes to `chunks` beside `write`; closed when the caller has no room
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole reply."""
@@ -34,6 +37,11 @@ class Downstream(Protocol):
 
     def write(self, data: bytes) -> bool:
         """A piece of the stream; whether the caller takes more at once. If not, `on_room` is called when it does."""
+        ...
+
+    @property
+    def chunks(self) -> asyncio.WriteTransport | None:
+        """Where whole HTTP/1.1 chunks of the stream under way can be written as they are; None if it has no chunks."""
         ...
 
     def finish(self, data: bytes = b"") -> None: ...

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.domain.outcome import Usage
 from gateway.upstream.engine_error import EngineError, normalise
+from gateway.upstream.fast_path import FastPath
 from gateway.upstream.sse import event_ends, payload_of
 from gateway.upstream.usage import UNREADABLE, PromptUsage
 
@@ -54,14 +55,14 @@ class StreamTap:
     __slots__ = (
         "_drops",
         "_ended_in_cr",
-        "_frame",
+        "_events",
         "_given",
         "_is_skipping",
         "_last_was_dropped",
         "_plain",
         "_tail",
         "error",
-        "events",
+        "fast_path",
         "saw_done",
         "saw_finish",
         "usage",
@@ -69,7 +70,8 @@ class StreamTap:
     )
 
     def __init__(self, drop_usage_event: bool) -> None:
-        self.events = 0  # that carry choices: neither usage alone, nor an error, nor the end mark
+        self._events = 0  # that came this way
+        self.fast_path: FastPath | None = None  # for the plain events of this stream
         self.usage: Usage | None = None  # the last that the engine told
         self.saw_done = False
         self.saw_finish = False  # a finish_reason that is not null
@@ -82,20 +84,14 @@ class StreamTap:
         self._ended_in_cr = False  # the last event ended in CR and the read with it: a LF may belong to it
         self._last_was_dropped = False
         self._plain = _PLAIN[0]  # how this engine writes it
-        self._frame = _NO_FRAME
+
+    @property
+    def events(self) -> int:
+        """Those that carry choices: neither usage alone, nor an error, nor the end mark."""
+        return self._events if self.fast_path is None else self._events + self.fast_path.events
 
     def feed(self, data: bytes) -> bytes:
         """Takes a read, gives the bytes to pass on: the same object unless something is held back or taken out."""
-        begins, ends = self._frame
-        if (
-            data.startswith(begins)  # the same event as before, with another piece of text in it
-            and data.endswith(ends)
-            and data.find(b'"', len(begins), len(data) - len(ends)) < 0
-            and not self._tail
-            and not self._ended_in_cr
-        ):
-            self.events += 1
-            return data
         events = data.count(b"\n\n")
         if (
             events == data.count(self._plain)  # each a piece of an answer that goes on: nearly all of a stream are that
@@ -110,10 +106,12 @@ class StreamTap:
             and b"\r" not in data
             and b"[DONE]" not in data
         ):
-            self.events += events
-            if events == 1:
-                self._frame = frame_of(data)
+            self._events += events
+            if events == 1 and self.fast_path is not None:
+                self.fast_path.open(data)
             return data
+        if self.fast_path is not None:
+            self.fast_path.close()
         return self._feed_any(data)
 
     def finish(self) -> bytes:
@@ -154,7 +152,7 @@ class StreamTap:
         self._tail = buffer[begin:]
         if len(self._tail) > MAX_EVENT_BYTES and not self._is_skipping:
             self._is_skipping = True
-            self.events += 1
+            self._events += 1
         if self._is_skipping:
             self._tail = self._tail[-2:]
         if not self._drops or self._is_skipping:
@@ -170,7 +168,7 @@ class StreamTap:
     def _is_usage_only(self, event: bytes) -> bool:
         """Notes the facts of a whole event; True for the one to drop."""
         if _TELLING.search(event) is None and event.rfind(_CHOICE) > 0 and event.startswith(b"data:"):
-            self.events += 1  # a piece of the answer, and nothing else to be known from it
+            self._events += 1  # a piece of the answer, and nothing else to be known from it
             if self._plain not in event and _PLAIN[1] in event:
                 self._plain = _PLAIN[1]
             return False
@@ -186,7 +184,7 @@ class StreamTap:
         try:
             fields = _event_decoder.decode(payload)
         except UNREADABLE:
-            self.events += is_whole  # it may well hold text: better counted than free
+            self._events += is_whole  # it may well hold text: better counted than free
             return False
         usage = _read_usage(fields.usage)
         if usage is not None:
@@ -200,7 +198,7 @@ class StreamTap:
             return False
         if choices[:1] == b"[" and not choices[1:-1].strip():
             return usage is not None
-        self.events += 1
+        self._events += 1
         reasons = _finish_reasons(choices)
         if reasons:
             self.saw_finish = True
@@ -214,23 +212,6 @@ def _read_usage(raw: msgspec.Raw) -> Usage | None:
     except UNREADABLE:
         return None
     return None if usage is None else usage.usage()
-
-
-_NO_FRAME = (b"\0", b"\0")  # begins no event
-_TEXTS = (b'"content":"', b'"text":"')  # what a piece of text stands behind, in chats and in completions
-
-
-def frame_of(event: bytes) -> tuple[bytes, bytes]:
-    """What stands before and behind the text of an event that goes on; in one stream that is mostly all the same.
-
-    An event that begins and ends like this, with no quote between, can only differ in its text.
-    """
-    for name in _TEXTS:
-        at = event.find(name)
-        if at > 0:
-            begin = at + len(name)
-            return event[:begin], event[event.find(b'"', begin) :]
-    return _NO_FRAME
 
 
 def _finish_reasons(choices: bytes) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from gateway.upstream.fast_path import FastPath
 from gateway.upstream.framing import Headers, without_hop_by_hop
 from gateway.upstream.transport import Deadlines
 
@@ -34,6 +35,7 @@ class WireReply:
         "_deadline",
         "_due_at",
         "_error",
+        "_fast",
         "_first_byte_at",
         "_gap_s",
         "_headers",
@@ -79,6 +81,7 @@ class WireReply:
         self._gap_s = deadlines.gap_s
         self._total_at = total_at
         self._take: Callable[[bytes], bool] | None = None
+        self._fast: FastPath | None = None  # beside `_take`
         self._is_held = False  # whoever takes the reads has no room
         self._read_at = 0.0  # when the last bytes came; kept while reads are handed over
 
@@ -121,8 +124,8 @@ class WireReply:
             parts.append(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def relay(self, take: Callable[[bytes], bool]) -> None:
-        self._take = take
+    async def relay(self, take: Callable[[bytes], bool], fast: FastPath | None = None) -> None:
+        self._take, self._fast = take, fast
         self._read_at = self._loop.time()
         try:
             while True:
@@ -142,7 +145,7 @@ class WireReply:
             self.close()
             raise
         finally:
-            self._take = None
+            self._take = self._fast = None
 
     async def _held_at_the_end(self, waiter: asyncio.Future[None]) -> None:
         """Waits for a taker without room when no connection holds the deadlines any more: to the total one."""
@@ -197,23 +200,18 @@ class WireReply:
 
     def deliver(self) -> None:
         """A read has been taken in: hands it over where it came in, or wakes whoever waits for it."""
-        take = self._take
-        if take is None:
+        if self._take is None:
             self.wake()
             return
         self._read_at = self._loop.time()
-        chunks = self.chunks
-        if len(chunks) == 1 and not self._is_held:  # as in `_hand_over`, which most pieces of a stream can do without
-            data = chunks.pop()
-            self.unread_bytes = 0
-            try:
-                self._is_held = not take(data)
-            except Exception as exc:
-                self._spoil(exc)
-        else:
-            self._hand_over()
+        self._hand_over()
         if self._line is None:  # the end, or a failure: from here on `relay` looks after the rest
             self.wake()
+
+    def fast_path(self) -> Callable[[bytes], bool] | None:
+        """What may be offered the next read, if that begins with a chunk. Holds until a read goes the long way."""
+        fast = self._fast
+        return None if fast is None or self._is_held or self.chunks or self._line is None else fast.take
 
     def _hand_over(self) -> None:
         chunks = self.chunks
@@ -225,12 +223,12 @@ class WireReply:
         try:
             self._is_held = not self._take(data)
         except Exception as exc:
-            self._spoil(exc)
+            self.spoil(exc)
         if self._line is not None:
             self._line.resume()
 
-    def _spoil(self, defect: Exception) -> None:
-        """The taker raised, which is a defect of ours: `relay` raises it, where somebody can say so."""
+    def spoil(self, defect: Exception) -> None:
+        """A taker raised, which is a defect of ours: `relay` raises it, where somebody can say so."""
         line, self._line = self._line, None
         self._error = defect
         if line is not None:
@@ -242,7 +240,8 @@ class WireReply:
         if self._take is not None:
             if self._is_held:
                 return self._total_at
-            return min(self._read_at + self._gap_s if self.body_began else self._first_byte_at, self._total_at)
+            read_at = self._read_at if self._fast is None else max(self._read_at, self._fast.passed_at)
+            return min(read_at + self._gap_s if self.body_began else self._first_byte_at, self._total_at)
         return self._total_at if self._waiter is None else self._due_at
 
     @property

@@ -15,6 +15,7 @@ from gateway.domain.endpoint import StreamEnd
 from gateway.domain.outcome import Usage
 from gateway.domain.request import InferenceRequest
 from gateway.upstream.engine_error import EngineError, normalise
+from gateway.upstream.fast_path import FastPath
 from gateway.upstream.relay import StreamTap
 from gateway.upstream.sse import event_ends, payload_of
 from gateway.upstream.usage import UNREADABLE, InputUsage
@@ -57,12 +58,23 @@ _delta = msgspec.json.Decoder(_Delta)
 class NamedTap(ABC):
     """What both have in common: cutting reads into events, counting those that carry a piece of the answer."""
 
-    __slots__ = ("_is_skipping", "_tail", "error", "events", "saw_done", "saw_finish", "usage", "was_given_up")
+    __slots__ = (
+        "_events",
+        "_is_skipping",
+        "_tail",
+        "error",
+        "fast_path",
+        "saw_done",
+        "saw_finish",
+        "usage",
+        "was_given_up",
+    )
 
     piece: bytes  # ends the name of an event that carries a piece of the answer, with the next line's beginning
 
     def __init__(self) -> None:
-        self.events = 0  # that carry a piece of the answer
+        self._events = 0  # that came this way
+        self.fast_path: FastPath | None = None  # for events that are alike but for a piece of text
         self.usage: Usage | None = None  # of the whole answer, once the engine told
         self.saw_done = False  # the event that ends the stream
         self.saw_finish = False
@@ -71,13 +83,22 @@ class NamedTap(ABC):
         self._tail = b""  # of the event that has not ended
         self._is_skipping = False  # it is too long to be read; `_tail` holds only its beginning and its last bytes
 
+    @property
+    def events(self) -> int:
+        """Those that carry a piece of the answer."""
+        return self._events if self.fast_path is None else self._events + self.fast_path.events
+
     def feed(self, data: bytes) -> bytes:
         """Takes a read and gives the same bytes to pass on."""
         if not self._tail and data.endswith(b"\n\n"):
             pieces = data.count(self.piece)  # a line end inside a string is escaped: no text looks like this
             if pieces and pieces == data.count(b"\n\n"):
-                self.events += pieces
+                self._events += pieces
+                if pieces == 1 and self.fast_path is not None:
+                    self.fast_path.open(data)
                 return data
+        if self.fast_path is not None:
+            self.fast_path.close()
         self._cut(data)
         return data
 
@@ -113,7 +134,7 @@ class NamedTap(ABC):
         try:
             fields = _event.decode(payload)
         except UNREADABLE:
-            self.events += 1  # it may well hold text: better counted than free
+            self._events += 1  # it may well hold text: better counted than free
             return
         self._read(fields)
 
@@ -143,7 +164,7 @@ class ResponsesTap(NamedTap):
 
     def _read(self, event: _Event) -> None:
         if event.type.endswith(".delta"):
-            self.events += 1
+            self._events += 1
         elif event.type in _RESPONSE_ENDS:
             self.saw_done = self.saw_finish = True
             told = _read_told(event.response)
@@ -163,7 +184,7 @@ class ResponsesTap(NamedTap):
             if name == "response.failed":
                 self._fail(msgspec.Raw(b"null"))
         elif name.endswith(".delta"):
-            self.events += 1
+            self._events += 1
 
 
 class MessagesTap(NamedTap):
@@ -179,7 +200,7 @@ class MessagesTap(NamedTap):
     def _read(self, event: _Event) -> None:
         match event.type:
             case "content_block_delta":
-                self.events += 1
+                self._events += 1
             case "message_start":
                 told = _read_told(event.message).usage
                 self._prompt = None if told is None else told.usage()
@@ -214,7 +235,7 @@ class MessagesTap(NamedTap):
         return None if self._prompt is None else Usage(self._prompt.prompt_tokens, output)
 
     def _unread(self, name: str) -> None:
-        self.events += name == "content_block_delta"
+        self._events += name == "content_block_delta"
 
 
 class _Output(msgspec.Struct):

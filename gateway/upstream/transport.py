@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from gateway.upstream.fast_path import FastPath
+
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
@@ -59,7 +61,7 @@ class UpstreamReply(Protocol):
         """The whole rest of the body. Raises as `read` does, and UpstreamBroken when it is longer than the limit."""
         ...
 
-    async def relay(self, take: Callable[[bytes], bool]) -> None:
+    async def relay(self, take: Callable[[bytes], bool], fast: FastPath | None = None) -> None:
         """Hands every further read to `take` until the end of the body, without waking the task that waits here.
 
         `take` gets what `read` would give, called where the bytes come in: it must be quick, and may call `close`. What
@@ -67,6 +69,9 @@ class UpstreamReply(Protocol):
         over until `resume`, and once a bounded number of bytes waits the replica is no longer read from; no silence is
         counted meanwhile. Raises as `read` does, after the bytes that had come; at the total deadline without those
         that a taker had no room for, even if the reply has come whole. A cancelled `relay` closes the reply.
+
+        `fast` is offered a read that begins with a chunk of the body first, as it came from the wire: what it takes is
+        not handed to `take`.
         """
         ...
 

@@ -24,6 +24,7 @@ from gateway.domain.record import AccessRecord
 from gateway.domain.replica import Load, ReplicaRecord, ReplicaState
 from gateway.domain.request import NO_RATE, InferenceRequest, Limits, Principal, RateState
 from gateway.edge.decode import decode
+from gateway.upstream.fast_path import FastPath
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 
 ALICE = Principal("alice-dev", "alice", "default", ("*",))
@@ -123,7 +124,7 @@ class FakeReply:
                 raise UpstreamBroken("The engine's reply is too long.", response_began=True)
         return whole
 
-    async def relay(self, take: Callable[[bytes], bool]) -> None:
+    async def relay(self, take: Callable[[bytes], bool], fast: FastPath | None = None) -> None:
         while data := await self.read():
             self._room.clear()
             if not take(data):
@@ -208,6 +209,8 @@ class FakeCaller:
     fails_at_write: Exception | None = None
     has_started: bool = False
     on_room: Callable[[], None] | None = None
+    fast_path: FastPath | None = None
+    chunks: asyncio.WriteTransport | None = None  # set: the fast path writes there
     is_slow: bool = False
     comments: tuple[float, dict[bytes, bytes]] | None = None
     is_opened_by_comment: bool = False

@@ -15,6 +15,7 @@ from fakes.ruled_line import HangUp, text
 from fakes.scripted_upstream import STREAM_HEAD, Peer, ScriptedUpstream, chunk, eventually
 
 from gateway.edge.context import Exchange
+from gateway.upstream.fast_path import FastPath
 from gateway.upstream.relay import StreamTap
 
 CHAT = {"model": "chat", "messages": MESSAGES, "stream": True}
@@ -81,20 +82,26 @@ async def test_two_cancels_in_a_row_leave_no_connection_counted(
         assert gateway.wire.idle == 0, "a connection with half a reply on it may not be used again"
 
 
+@pytest.mark.parametrize(("owner", "name"), [(StreamTap, "feed"), (FastPath, "take")])
 async def test_a_fault_of_our_own_after_the_first_tokens_is_no_silence(
-    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    owner: type,
+    name: str,
+    tmp_path: Path,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What looks at each event raises at the fourth one."""
-    feed, seen = StreamTap.feed, 0
+    """What looks at each event raises at the fourth one, whichever way that goes."""
+    look = getattr(owner, name)
 
-    def failing(tap: StreamTap, data: bytes) -> bytes:
-        nonlocal seen
-        seen += 1
-        if seen == 4:
+    def failing(this: object, data: bytes) -> object:
+        if EVENTS[3] in data:
             raise RuntimeError("a defect")
-        return feed(tap, data)
+        return look(this, data) if owner is StreamTap else False
 
-    monkeypatch.setattr(StreamTap, "feed", failing)
+    monkeypatch.setattr(owner, name, failing)
+    if owner is StreamTap:
+        monkeypatch.setattr(FastPath, "take", lambda *_: False)
     read: asyncio.Queue[None] = asyncio.Queue()
 
     async def script(peer: Peer) -> None:
