@@ -42,6 +42,7 @@ from gateway.edge.models import ModelsController
 from gateway.edge.ops import OpsController
 from gateway.edge.respond import error_body, error_headers, status_of
 from gateway.fleet.registry import Registry
+from gateway.fleet.sources.base import Source
 from gateway.fleet.sources.static import StaticSource
 from gateway.fleet.sources.supervisor import SupervisorSource
 from gateway.routing.table import RouteTable, routes_of
@@ -93,8 +94,6 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
     async with contextlib.AsyncExitStack() as stack:
         link = RedisLink.open(loaded)
         stack.push_async_callback(link.aclose)
-        fleet_redis = connect(loaded, timeout_s=1.0)  # off the request path: a slower answer is better than none
-        stack.push_async_callback(fleet_redis.aclose)
         ring = KeyRing(config, link)
         keys = KeyStore(loaded, ring)
         stack.push_async_callback(keys.aclose)
@@ -103,7 +102,12 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
         stack.push_async_callback(budget.aclose)
         transport = WireTransport(trust_of(loaded))
         stack.push_async_callback(transport.aclose)
-        fleet = Registry([StaticSource(config, time.time()), SupervisorSource(fleet_redis)])
+        sources: list[Source] = [StaticSource(config, time.time())]
+        if not all(pool.urls for pool in config.pools.values()):
+            fleet_redis = connect(loaded, timeout_s=1.0)  # off the request path: a slower answer is better than none
+            stack.push_async_callback(fleet_redis.aclose)
+            sources.append(SupervisorSource(fleet_redis))
+        fleet = Registry(sources)
         runtime = Runtime(
             loaded=loaded,
             keys=keys,

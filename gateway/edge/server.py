@@ -26,6 +26,7 @@ PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 30, 10, 3  # of a client from which nothi
 LAST_RESORT_S = 2  # past the drain time the app ends its streams itself; what is left then is cancelled
 CANCELLED_S = 5  # for a cancelled handler to clean up
 TICK_S = 0.05
+DATE_S = 1.0  # replies tell the time to the second
 
 
 def server_config(app: Any, lane: Lane, *, drain_s: float) -> uvicorn.Config:
@@ -57,11 +58,21 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None = None) -> None:
         super().__init__(config)
         self._on_drain = on_drain
+        self._stop: Callable[[], object] = lambda: None  # ends `main_loop`, from anywhere
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
+        self._stop()
+
+    async def main_loop(self) -> None:
+        """As uvicorn's, but that looks ten times a second whether it shall stop; here a quiet gateway is left alone."""
+        loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+        self._stop = partial(loop.call_soon_threadsafe, stopped.set)
+        while not await self.on_tick(0):  # the date
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), DATE_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with one difference: handlers that are cancelled have ended before the app's lifespan ends.

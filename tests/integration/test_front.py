@@ -12,6 +12,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
@@ -321,3 +323,18 @@ async def test_an_ambiguous_body_length_is_refused():
                 b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             )
             assert (await read_to_end(client)).startswith(b"HTTP/1.1 400 ")
+
+
+@BOTH
+async def test_replies_tell_the_time_of_day(lane):
+    dates: set[str] = set()
+    async with running_probe() as probe, asyncio.timeout(WITHIN_S):
+        with probe.client() as client:
+            while len(dates) < 2:
+                await ask(client, lane or "/plain")
+                head = await asyncio.get_running_loop().sock_recv(client, 65_536)
+                dates |= {line[6:].decode() for line in head.split(b"\r\n") if line.lower().startswith(b"date: ")}
+                await asyncio.sleep(0.05)
+    first, second = sorted(parsedate_to_datetime(date) for date in dates)
+    assert timedelta(0) < second - first <= timedelta(seconds=5)
+    assert abs(datetime.now(UTC) - second) < timedelta(minutes=1)
