@@ -30,7 +30,8 @@ from gateway.domain.request import NO_RATE
 log = logging.getLogger(__name__)
 
 RENEW_S = 10.0
-TICK_S = 0.25  # idle leases and slots are looked after, and what is owed is sent, so often
+TICK_S = 0.25  # idle leases and slots are looked after, and go back, so often
+OWED_TICKS = 3  # what settled tickets owe waits so long for an exchange to go with, unless little is left of a limit
 AGAIN_S = 0.025  # what another process gives back as its request ends may still be on its way: ask once more
 MAX_WISHES = 16  # accounts in one exchange: a script holds up everybody else in Redis
 NOTHING_USED = Outcome(Ending.CLIENT_GONE, 499, None)
@@ -65,6 +66,7 @@ class Budget:
         self._keeper: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._owed_ticks = 0
         self._expected = max(1, expected_processes)
         self.process_id = uuid.uuid4().hex
         self.processes = self._expected  # gateways alive, as last heard
@@ -287,8 +289,10 @@ class Budget:
 
     async def _run(self) -> None:
         try:
-            while self._asking or self._holdings.is_due():
+            while True:
                 await self._exchange()
+                if not self._asking and not self._holdings.is_due():
+                    break
         except StoreUnavailable:
             self._arm(PROBE_S)  # the link has logged it
         except Exception:
@@ -304,6 +308,7 @@ class Budget:
     def _tick(self) -> None:
         """Leases that end before the next tick are renewed where they are used, else given back; so are idle slots."""
         self._timer = None
+        has_returned = False
         now_s, holdings, is_away = self._clock(), self._holdings, self._link.is_away
         for account in list(holdings.active):
             lease = account.lease
@@ -311,15 +316,17 @@ class Budget:
                 if lease.spent > lease.seen and not is_away and now_s < lease.until_s:
                     self._asking[account] = None
                 else:
-                    holdings.close(account)
+                    has_returned = holdings.close(account) or has_returned
             if account.slot_ledgers:
                 holdings.trim(account, min(account.idle, max(account.peak, account.peak_before) - account.running))
                 account.peak_before, account.peak = account.peak, account.running
             lease.seen = lease.spent
             holdings.rest(account)
-        if self._asking or holdings.is_due():
+        self._owed_ticks = self._owed_ticks + 1 if holdings.owes() else 0
+        if self._asking or has_returned or holdings.is_due() or self._owed_ticks >= OWED_TICKS:
+            self._owed_ticks = 0
             self._kick()
-        if holdings.active:
+        if holdings.active or holdings.owes():
             self._arm(TICK_S)
 
     async def renew(self, timeout_s: float | None = None) -> None:
@@ -327,7 +334,7 @@ class Budget:
         self._holdings.dirty.update(dict.fromkeys(self._holdings.holding))
         while True:
             await self._exchange(timeout_s)
-            if not self._holdings.is_due():
+            if not self._holdings.is_due() and not self._holdings.owes():
                 return
 
     async def flush(self, timeout_s: float | None = None) -> None:

@@ -26,7 +26,11 @@ class Holdings:
         self._gives: list[GiveBack] = []  # sent, or about to be, and not confirmed
 
     def is_due(self) -> bool:
-        return bool(self.dirty or self._debts or self._gives or self._owing)
+        """Somebody may wait for it, or Redis has not confirmed it."""
+        return bool(self.dirty or self._gives)
+
+    def owes(self) -> bool:
+        return bool(self._debts or self._owing)
 
     # --- slots --------------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,14 @@ async def test_idle_units_and_slots_come_back_by_themselves(redis_url: str, redi
         assert await in_window(redis_client, "tokens_per_min:key:a") == 200
 
 
+async def test_what_a_request_did_not_use_comes_back_by_itself(redis_url: str, redis_client: Redis) -> None:
+    async with budgets(redis_url) as [budget]:
+        ticket = await reserve(budget, [scope(tpm=10**6)], 100)
+        await budget.flush()  # as if its lease had ended long ago
+        ticket.settle(used(30))
+        await eventually(lambda: is_down_to(redis_client, 30), "the refund is in Redis, though nobody else comes")
+
+
 async def lies_idle(redis: Redis, slots: int) -> bool:
     ahead = [key for key in await redis.hkeys("{poolgate}:requests_per_min:key:a") if key.startswith(b"p")]
     return not ahead and await held(redis) == slots
