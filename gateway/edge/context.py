@@ -129,9 +129,9 @@ class Exchange:
         self.headers = headers
         self.version = version
         self.keep_alive = keep_alive
-        self.request_id = request_id_of(headers, line.new_id)
         self._line = line
-        self._fields = dict(reversed(headers))  # the first of a name counts
+        self._fields = fields = dict(reversed(headers))  # the first of a name counts
+        self.request_id = request_id_of(headers, line.new_id) if b"x-request-id" in fields else line.new_id()
         self._body: list[bytes] = []
 
     def header(self, name: bytes) -> bytes | None:
