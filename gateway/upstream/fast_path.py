@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 MAX_CHUNK_BYTES = 4096  # with its framing
-NO_EVENT = b"\0"  # begins none
+NO_EVENT = bytes(MAX_CHUNK_BYTES)  # no read that is looked at is long enough to hold it and anything else
 
 
 def _size_line(chunk_bytes: int) -> bytes:
@@ -53,8 +53,11 @@ class FastPath:
             at = event.find(name)
             if at > 0:
                 begin = at + len(name)
+                end = event.find(b'"', begin)
+                if end < 0:  # an engine that writes no JSON
+                    break
                 self._begins = event[:begin]
-                self._ends = event[event.find(b'"', begin) :] + b"\r\n"  # of the chunk
+                self._ends = event[end:] + b"\r\n"  # of the chunk
                 return
         self.close()
 
