@@ -208,6 +208,19 @@ async def test_a_full_client_gets_no_second_read_the_short_way_and_everything_in
     assert passage.settled[0].usage == Usage(PROMPT_TOKENS, 2 + len(texts) + 2)
 
 
+async def test_a_client_that_is_full_from_the_first_byte_gets_all_in_order() -> None:
+    passage = Passage(room_bytes=0)
+    await passage.begin()
+    await passage.send(BEGIN, *map(chunk, WORDS[1:6]))
+    assert passage.client.body == WORDS[0] and passage.short == 0
+    passage.line.read_on()
+    await turns()
+    await passage.send(*map(chunk, WORDS[6:]), chunk(DONE), STREAM_END)
+    await passage.client.idle()
+    assert passage.client.body == b"".join((*WORDS, DONE)) and passage.client.is_whole
+    assert passage.short == len(WORDS[6:]) - 1
+
+
 async def test_silence_is_counted_again_once_the_client_has_room(clock: Clock) -> None:
     passage = await begun(clock=clock, gap_s=10)
     passage.line.room_bytes = 0
@@ -238,7 +251,7 @@ async def test_a_client_that_is_full_when_the_reply_ends_gets_the_rest() -> None
 async def test_a_client_that_leaves_in_mid_stream_costs_what_it_got_and_ends_the_replicas_work(
     late: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`late`: reads that come between its leaving and our knowing."""
+    """`late`: reads that come between its leaving and our knowing; one more comes while the work is being ended."""
     passage = await begun()
     await passage.send(*map(chunk, WORDS[2:6]))
     passage.line.is_closed = True  # the transport knows first
@@ -246,11 +259,12 @@ async def test_a_client_that_leaves_in_mid_stream_costs_what_it_got_and_ends_the
         passage.socket.deliver(chunk(event_))
     assert passage.short == 4, "nothing is written to it any more"
     passage.client.hang_up()
+    passage.socket.deliver(SECOND)
     await passage.client.idle()
     assert passage.was_cancelled and passage.error is None
     assert passage.socket.is_closed and passage.freed == [False]
     assert passage.settled == []
-    assert passage.journey.cut_off() == Usage(PROMPT_TOKENS, 6 + late)
+    assert passage.journey.cut_off() == Usage(PROMPT_TOKENS, 6 + late + 1)
     assert caplog.records == []
 
 
@@ -313,11 +327,14 @@ async def test_a_client_of_http_1_0_gets_the_same_text_without_chunks() -> None:
 
 @pytest.mark.parametrize("length", [b"content-length: 100000", b"connection: close"])
 async def test_a_reply_without_chunks_is_never_taken_for_one_with_them(length: bytes) -> None:
-    passage = Passage(stream_options={"include_usage": True})  # nothing is held back
-    await passage.begin()
+    passage = await begun(stream_options={"include_usage": True})  # nothing is held back
+    await passage.send(chunk(WORDS[2]), chunk(DONE), STREAM_END)
+    await passage.client.idle()
+    assert passage.short == 1, "the reply before it on this connection had chunks"
+    await passage.again()
     await passage.send(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n", WORDS[0], WORDS[1], SECOND, SECOND)
     assert passage.short == 0
-    assert passage.client.body == WORDS[0] + WORDS[1] + SECOND + SECOND
+    assert passage.client.replies()[1].body == WORDS[0] + WORDS[1] + SECOND + SECOND
 
 
 def completion(text: str) -> bytes:
