@@ -143,6 +143,16 @@ async def test_silence_is_counted_from_the_last_read_whichever_way_it_went(clock
     assert passage.freed == [False] and passage.socket.is_closed
 
 
+async def test_a_read_that_comes_after_the_reply_was_given_up_goes_nowhere(clock: Clock) -> None:
+    passage = await begun(clock=clock, gap_s=10)
+    await passage.send(chunk(WORDS[2]))
+    clock.advance(10.1)
+    passage.socket.protocol.data_received(chunk(WORDS[3]))  # the loop had it already
+    await passage.client.idle()
+    passage.socket.protocol.data_received(chunk(WORDS[4]))
+    assert passage.client.body == b"".join(WORDS[:3]) + FAILED and passage.short == 1
+
+
 async def test_the_total_deadline_holds_while_fast_reads_flow(clock: Clock) -> None:
     passage = await begun(clock=clock, gap_s=10, total_s=30)
     for event_ in WORDS[2:8]:
@@ -343,8 +353,12 @@ def completion(text: str) -> bytes:
 
 
 def delta(text: str) -> bytes:
-    said = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
-    return b"event: content_block_delta\ndata: " + json.dumps(said, separators=(",", ":")).encode() + b"\n\n"
+    return named("content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}})
+
+
+def named(name: str, document: dict[str, Any]) -> bytes:
+    data = json.dumps({"type": name, **document}, separators=(",", ":")).encode()
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 SHORT_AT = {
@@ -377,3 +391,16 @@ async def test_an_event_that_says_more_ends_the_short_way_until_the_next_plain_o
         ways.append(passage.short - before)
     assert ways == [1, 0, 0, 0, 0, 1, 1]
     assert passage.journey.cut_off() == Usage(PROMPT_TOKENS, 2 + len(reads) - 1)
+
+
+async def test_half_an_event_keeps_what_looks_like_a_plain_one_from_the_short_way() -> None:
+    """Else the half would stick to the next event that is read, and spoil it."""
+    passage = Passage(Endpoint.MESSAGES)
+    await passage.begin()
+    begin = named("message_start", {"message": {"usage": {"input_tokens": 7, "output_tokens": 1}}})
+    told = named("message_delta", {"usage": {"output_tokens": 9}})
+    pieces = [begin, delta("a"), delta("b"), b"data: {", delta("c"), told, named("message_stop", {})]
+    await passage.send(STREAM_HEAD, *map(chunk, pieces), STREAM_END)
+    await passage.client.idle()
+    assert passage.short == 1 and passage.client.body == b"".join(pieces)
+    assert [outcome.usage for outcome in passage.settled] == [Usage(7, 9)]
