@@ -17,6 +17,8 @@ from fakes.ruled_line import LAST, USAGE_EVENT, HangUp, text
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk, eventually
 from fakes.stage import DONE
 
+from gateway.edge.context import Exchange
+from gateway.edge.front import Front
 from gateway.upstream.fast_path import FastPath
 
 from .conftest import Pair
@@ -109,6 +111,25 @@ async def test_callers_who_leave_in_a_fast_stream_end_the_replicas_work_and_rais
         for record in gateway.records:
             assert record.ending == "client_gone"
             assert record.completion_tokens is not None and record.completion_tokens > 4
+
+
+async def test_a_caller_who_was_just_cut_off_is_not_written_to(
+    tmp_path: Path, redis_url: str, ways: Ways, complaints: list[str]
+) -> None:
+    """A read that comes in the same turn of the loop: uvloop's transport raises at a write then."""
+    upstream = ScriptedUpstream(endless)
+    async with gateway_to(upstream, tmp_path, redis_url, complaints) as gateway, Caller(gateway.url) as caller:
+        await caller.ask(PATH, CHAT)
+        await eventually(lambda: ways.short > 3)
+        ((exchange,), (front,)) = gateway.runtime.exchanges, gateway.state.connections
+        assert isinstance(exchange, Exchange) and isinstance(front, Front) and exchange.fast_path is not None
+        path, read = exchange.fast_path, chunk(text("late "))
+        assert path.take(read)
+        front.transport.abort()
+        for _ in range(5):
+            assert not path.take(read)
+            await asyncio.sleep(0)
+        await eventually(lambda: upstream.open_connections == 0)
 
 
 async def test_a_caller_who_does_not_read_holds_the_replica_back_and_gets_all_in_order(

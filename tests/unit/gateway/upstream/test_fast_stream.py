@@ -307,8 +307,9 @@ async def test_the_next_request_on_both_connections_comes_through_as_the_first()
         await passage.send(STREAM_END)
         await passage.client.idle()
         assert passage.short == 4 and passage.outcome is not None and passage.outcome.ending is Ending.COMPLETED
+        old = passage.exchange
         await passage.again()
-        assert passage.exchange.fast_path is None, "the old one is out of use"
+        assert old.fast_path is None and passage.exchange is not old
         await passage.send(BEGIN, SECOND)
         assert passage.short == 0
     replies = passage.client.replies()
