@@ -18,8 +18,8 @@ from gateway.config.load import LoadedConfig, metrics_key
 from gateway.config.outside import check_outside
 from gateway.config.parent import PARENT_VARIABLE, follow_parent
 from gateway.config.schema import process_count
-from gateway.edge.front import Lane
 from gateway.edge.inference import inference_handlers
+from gateway.edge.lane import Lane
 from gateway.edge.server import GatewayServer, listen, server_config
 from gateway.telemetry.shared_values import SharedValues
 

@@ -1,4 +1,4 @@
-"""The handlers of the proxied paths, which front.py calls with an exchange each.
+"""The handlers of the proxied paths, which turns.py calls with an exchange each.
 
 One call is one exchange: authenticate, read, decode, dispatch, and whatever happens, one reply and one record.
 """
@@ -19,7 +19,7 @@ from gateway.domain.record import AccessRecord
 from gateway.edge.authenticate import class_for, presented_key
 from gateway.edge.context import Exchange
 from gateway.edge.decode import decode
-from gateway.edge.front import Handler
+from gateway.edge.lane import Handler
 from gateway.edge.respond import error_body, error_event, error_headers, status_of
 from gateway.runtime import Runtime
 from gateway.telemetry.traces import without_broken_trace

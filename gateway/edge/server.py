@@ -19,7 +19,8 @@ from typing import Any
 import uvicorn
 
 from gateway.domain.errors import ConfigError
-from gateway.edge.front import Front, Lane
+from gateway.edge.front import Front
+from gateway.edge.lane import Lane
 
 BACKLOG = 2048
 PROBE_AFTER_S, PROBE_EVERY_S, PROBES = 30, 10, 3  # of a client from which nothing comes: is it still there?

@@ -38,7 +38,13 @@ COMPOSITION = ("app", "serve", "cli", "entry", "__main__")  # gateway/*.py that 
 # Where a foreign package may be imported; a module stands for itself and what is below it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "litestar": ("gateway.edge", "gateway.app"),
-    "httptools": ("gateway.edge.front", "gateway.upstream.connection", "workers.fake_engine"),
+    "httptools": (
+        "gateway.edge.front",
+        "gateway.edge.lane",
+        "gateway.edge.app_cycle",
+        "gateway.upstream.connection",
+        "workers.fake_engine",
+    ),
     "vllm": (),
 }
 

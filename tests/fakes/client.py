@@ -19,7 +19,8 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.edge.front import Front, Handler, Lane
+from gateway.edge.front import Front
+from gateway.edge.lane import Handler, Lane
 
 Headers = list[tuple[bytes, bytes]]
 KEY = (b"authorization", b"Bearer sk-test")

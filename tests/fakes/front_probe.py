@@ -12,9 +12,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gateway.edge import front
+from gateway.edge import timers
 from gateway.edge.context import Exchange
-from gateway.edge.front import Handler, Lane
+from gateway.edge.lane import Handler, Lane
 from gateway.edge.server import GatewayServer, listen, server_config
 
 Message = dict[str, Any]
@@ -191,7 +191,7 @@ PROXIED: dict[bytes, Handler] = {
 
 
 if __name__ == "__main__":
-    drain_s, front.HEAD_S, write_s = map(float, sys.argv[1:])
+    drain_s, timers.HEAD_S, write_s = map(float, sys.argv[1:])
     draining = asyncio.Event()
     listener = listen("127.0.0.1", 0, write_s=write_s)
     say(f"port {listener.getsockname()[1]}")

@@ -22,8 +22,9 @@ from gateway.app import running
 from gateway.config.load import parse
 from gateway.domain.record import AccessRecord
 from gateway.edge.context import Exchange
-from gateway.edge.front import Front, Handler, Lane
+from gateway.edge.front import Front
 from gateway.edge.inference import inference_handlers
+from gateway.edge.lane import Handler, Lane
 from gateway.runtime import Runtime
 from gateway.upstream.wire import WireTransport
 

@@ -13,7 +13,10 @@ from fakes.client import KEY, Client, Timers, request_pieces
 from gateway.domain.errors import BadRequest
 from gateway.edge import front
 from gateway.edge.context import EARLY_BODY_BYTES, Exchange
-from gateway.edge.front import HEAD_BYTES, HEAD_S, KEEP_ALIVE_S, MAX_PIPELINED, Handler
+from gateway.edge.front import HEAD_BYTES
+from gateway.edge.lane import Handler
+from gateway.edge.timers import HEAD_S, KEEP_ALIVE_S
+from gateway.edge.turns import MAX_PIPELINED
 
 CHAT = "/v1/chat/completions"
 

@@ -18,8 +18,8 @@ from gateway.domain.endpoint import Endpoint, ErrorShape
 from gateway.domain.errors import InvalidKey, NoReplica, UpstreamBroken
 from gateway.domain.record import AccessRecord
 from gateway.domain.request import InferenceRequest, Principal
-from gateway.edge.front import Handler
 from gateway.edge.inference import inference_handlers
+from gateway.edge.lane import Handler
 from gateway.runtime import Runtime
 from gateway.telemetry.access import line_of
 
