@@ -79,7 +79,7 @@ def scope_of(
 ) -> dict[str, Any]:
     """The ASGI scope (spec 2.3). `state` is the app's own, of which each request has a copy.
 
-    Raises httptools.HttpParserInvalidURLError for a target that is no URL, UnicodeDecodeError for one not in ASCII.
+    Raises httptools.HttpParserInvalidURLError for a target that is no URL, or not in ASCII.
     """
     parsed = httptools.parse_url(url)
     raw_path = parsed.path or b"/"

@@ -13,21 +13,8 @@ from gateway.domain.errors import BadRequest
 from gateway.edge.context import EARLY_BODY_BYTES, Exchange
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        CHAT,
-        CHAT + "/",
-        CHAT + "?",
-        CHAT + "?a=b&c=/x/",
-        CHAT + "/?a=b",
-        "/v1/chat%2Fcompletions",
-        "/v1/%63hat/completions?x",
-        "http://gateway.test:8080" + CHAT,
-        "http://gateway.test" + CHAT + "/?a=b",
-    ],
-)
-async def test_a_proxied_path_is_known_however_it_is_written(path: str) -> None:
+@pytest.mark.parametrize("path", [CHAT, CHAT + "/?a=b", "http://gateway.test:8080" + CHAT])
+async def test_a_proxied_path_is_answered_by_its_handler(path: str) -> None:
     work = Work()
     client = connected(work.handlers)
     client.send(request("a", path=path))
@@ -37,11 +24,8 @@ async def test_a_proxied_path_is_known_however_it_is_written(path: str) -> None:
     assert client.body == b"a"
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/v1/chat/completions/batch", "/v1/chat", "/v1/Chat/completions", "/x" + CHAT, "//v1/chat/completions"],
-)
-async def test_every_other_path_is_the_apps(path: str) -> None:
+@pytest.mark.parametrize("path", ["/", CHAT + "/batch"])
+async def test_every_other_path_is_answered_by_the_app(path: str) -> None:
     client = connected(Work().handlers)
     client.send(request(path=path + "?q=1", method="GET", body=b""))
     await client.idle()
