@@ -33,7 +33,12 @@ class Timers:
         self._write: asyncio.TimerHandle | None = None
 
     def start_head(self) -> None:
-        """A head is awaited or has begun, or a body comes that nobody reads: its end has to come within HEAD_S."""
+        """A head is awaited or has begun, or a body comes that nobody reads: its end has to come within HEAD_S.
+
+        Replaces the deadline that runs: each of several pipelined requests may be answered before its body is there.
+        """
+        if self.head is not None:
+            self.head.cancel()
         self.head = self._loop.call_later(HEAD_S, self._head_expired)
 
     def end_head(self) -> None:

@@ -147,6 +147,19 @@ async def test_a_body_that_nobody_reads_is_not_taken_for_ever() -> None:
     assert client.line.is_closed
 
 
+async def test_a_pipelined_request_refused_before_its_body_leaves_no_deadline_once_the_body_is_there() -> None:
+    timers, work = Timers(), Work()
+    client = connected(work.handlers, timers)
+    second = request("b", b"x" * 100)
+    client.send(request("a") + second[:-50])
+    await loop_turns()
+    await work.answer(0)
+    await work.answer(1)
+    client.send(second[-50:])
+    timers.advance(KEEP_ALIVE_S - 1)
+    assert not client.line.is_closed and len(client.replies()) == 2
+
+
 async def refuse(exchange: Exchange) -> None:
     exchange.reply(413, [(b"connection", b"close")], b"too large")
     exchange.close()

@@ -79,6 +79,14 @@ def test_a_head_behind_a_running_reply_is_not_counted_against_it(world: World) -
     assert world.ends == ["closed"]
 
 
+def test_a_deadline_that_begins_anew_replaces_the_one_before(world: World) -> None:
+    world.timers.start_head()
+    world.clock.advance(HEAD_S - 1)
+    world.timers.start_head()
+    world.clock.advance(HEAD_S - 1)
+    assert world.ends == [] and world.clock.pending == 1
+
+
 def test_a_connection_that_is_closing_is_not_closed_once_more(world: World) -> None:
     world.timers.start_head()
     world.transport.close()
