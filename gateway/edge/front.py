@@ -15,8 +15,9 @@ from uvicorn.server import ServerState
 
 from gateway.edge.app_cycle import AppCycle, scope_of
 from gateway.edge.context import Exchange
-from gateway.edge.heads import head_bytes, refusal, without_upgrade
+from gateway.edge.heads import HeaderList, head_bytes, refusal, without_upgrade
 from gateway.edge.lane import Lane
+from gateway.edge.timers import Timers
 from gateway.edge.turns import Turn, Turns
 
 HEAD_BYTES = 65_536  # request line and headers; one network read may go past it
@@ -45,6 +46,7 @@ class Front(asyncio.Protocol):
         "_parser",
         "_read_bytes",
         "_server",
+        "_timers",
         "_turns",
         "_url",
         "_wants_upgrade",
@@ -66,10 +68,11 @@ class Front(asyncio.Protocol):
         self._lane = lane
         self._loop = _loop or asyncio.get_running_loop()
         self._parser: httptools.HttpRequestParser | None = self._new_parser()
-        self._turns: Turns = None  # type: ignore[assignment]  # until connection_made
+        self._timers: Timers = None  # type: ignore[assignment]  # until connection_made
+        self._turns: Turns = None  # type: ignore[assignment]
         self._feeding: Turn | None = None  # whose body the parser reads
         self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: HeaderList | None = None  # of the head that is being read
         self._wants_upgrade = False
         self._is_too_long = False
         self._ended_in_this_read = False
@@ -81,9 +84,11 @@ class Front(asyncio.Protocol):
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._turns = Turns(cast(asyncio.Transport, transport), self._loop, self._server, self._lane)
+        line = cast(asyncio.Transport, transport)
+        self._timers = Timers(self._loop, line, self._lane.write_s)
+        self._turns = Turns(line, self._timers, self._loop, self._server, self._lane)
         self._server.connections.add(self)  # type: ignore[arg-type]
-        self._turns.timers.start_head()
+        self._timers.start_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -115,8 +120,8 @@ class Front(asyncio.Protocol):
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES:
             self._refuse_too_long()
-        elif turns.timers.head is None:
-            turns.timers.start_head()
+        elif self._timers.head is None:
+            self._timers.start_head()
 
     def eof_received(self) -> None:
         """A half-close counts as leaving; the transport closes."""
@@ -141,31 +146,34 @@ class Front(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._turns.is_receiving:  # else a trailer: too late to decide anything, and there may be any number
-            self._headers.append((name.lower(), value))
+        headers = self._headers
+        if headers is not None:  # else a trailer: it comes too late to decide anything, and there may be any number
+            headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        parser, turns = self._parser, self._turns
-        assert parser is not None
+        parser, headers = self._parser, self._headers
+        assert parser is not None and headers is not None
         if parser.should_upgrade():
             self._wants_upgrade = True
             return
-        if self._head_bytes + self._read_bytes > HEAD_BYTES and head_bytes(self._url, self._headers) > HEAD_BYTES:
+        if self._head_bytes + self._read_bytes > HEAD_BYTES and head_bytes(self._url, headers) > HEAD_BYTES:
             self._is_too_long = True
             raise ValueError("the head is too long")
-        turns.is_receiving = True
+        self._headers = None
         self._head_bytes = self._framing_bytes = 0
-        if turns.timers.head is not None:
-            turns.timers.end_head()
+        turns, timers = self._turns, self._timers
+        turns.is_receiving = True
+        if timers.head is not None:
+            timers.end_head()
         version = parser.get_http_version()
         keep_alive = version != "1.0" and parser.should_keep_alive()
         method = parser.get_method().decode("ascii")
         handler = self._lane.handlers.get(self._url) or self._lane.handler_of(self._url)
         turn: Turn
         if handler is not None:
-            turn = Exchange(turns, method, self._headers, version=version, keep_alive=keep_alive)
+            turn = Exchange(turns, method, headers, version=version, keep_alive=keep_alive)
         else:
-            turn = self._app_cycle(method, version, keep_alive)
+            turn = self._app_cycle(method, version, headers, keep_alive)
         if turns.current is None:
             self._feeding = turn
             turns.begin(turn, handler)
@@ -185,11 +193,11 @@ class Front(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._wants_upgrade:
             return
-        turns = self._turns
-        turns.is_receiving = False
+        self._turns.is_receiving = False
         self._ended_in_this_read = True
-        if turns.timers.head is not None:
-            turns.timers.end_head()
+        timers = self._timers
+        if timers.head is not None:
+            timers.end_head()
         turn, self._feeding = self._feeding, None
         if turn is not None:
             turn.body_ended()
@@ -202,7 +210,7 @@ class Front(asyncio.Protocol):
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
-    def _app_cycle(self, method: str, version: str, keep_alive: bool) -> AppCycle:
+    def _app_cycle(self, method: str, version: str, headers: HeaderList, keep_alive: bool) -> AppCycle:
         turns = self._turns
         return AppCycle(
             self._config.loaded_app,
@@ -210,7 +218,7 @@ class Front(asyncio.Protocol):
                 method,
                 self._url,
                 version,
-                self._headers,
+                headers,
                 transport=turns.transport,
                 config=self._config,
                 state=self._app_state,
@@ -228,8 +236,8 @@ class Front(asyncio.Protocol):
         The parser takes what follows such a head for that other protocol. So a new one reads the request once more,
         without the wish; `rest` is what came behind the head.
         """
-        parser = self._parser
-        assert parser is not None
+        parser, headers = self._parser, self._headers
+        assert parser is not None and headers is not None
         self._wants_upgrade = False
         method = parser.get_method()
         if method == b"CONNECT":
@@ -237,7 +245,7 @@ class Front(asyncio.Protocol):
             return
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         self._parser = self._new_parser()
-        self.data_received(without_upgrade(method, self._url, version, self._headers, keep_alive=keep_alive) + rest)
+        self.data_received(without_upgrade(method, self._url, version, headers, keep_alive=keep_alive) + rest)
 
     def _cannot_parse(self) -> None:
         """What comes is no HTTP: the last request ends with it, those before it are answered."""

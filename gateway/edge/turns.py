@@ -32,25 +32,30 @@ class Turns:
         "_loop",
         "_queue",
         "_server",
+        "_timers",
         "current",
         "flow",
         "is_full",
         "is_lingering",
         "is_receiving",
-        "timers",
         "transport",
     )
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, server: ServerState, lane: Lane
+        self,
+        transport: asyncio.Transport,
+        timers: Timers,
+        loop: asyncio.AbstractEventLoop,
+        server: ServerState,
+        lane: Lane,
     ) -> None:
         self.transport = transport
         self.flow = FlowControl(transport)
-        self.timers = Timers(loop, transport, lane.write_s)
         self.current: Turn | None = None
         self.is_full = False
         self.is_receiving = False
         self.is_lingering = False
+        self._timers = timers
         self._loop = loop
         self._server = server
         self._lane = lane
@@ -61,7 +66,7 @@ class Turns:
     def begin(self, turn: Turn, handler: Handler | None) -> None:
         """Lets `turn` be answered, by `handler` if it is an exchange. Only while `current` is None."""
         self.current = turn
-        self.timers.idle_since = None
+        self._timers.idle_since = None
         tasks = self._server.tasks
         if isinstance(turn, Exchange):
             assert handler is not None
@@ -98,19 +103,19 @@ class Turns:
         self.flow.pause_writing()
         if isinstance(self.current, Exchange):
             self.current.full()
-        self.timers.start_write()
+        self._timers.start_write()
 
     def room(self) -> None:
         """The client takes more again."""
         self.is_full = False
         self.flow.resume_writing()
-        self.timers.end_write()
+        self._timers.end_write()
         if isinstance(self.current, Exchange):
             self.current.room()
 
     def lost(self) -> None:
         """The connection is gone: the caller of the moment counts as gone too, those behind it have not begun."""
-        self.timers.cancel()
+        self._timers.cancel()
         self._queue.clear()
         self.is_full = False
         self.flow.resume_writing()
@@ -150,7 +155,7 @@ class Turns:
     def ended(self) -> None:
         self._server.total_requests += 1
         current, self.current = self.current, None
-        timers = self.timers
+        timers = self._timers
         timers.idle_since = self._loop.time()
         if self.transport.is_closing():
             return
@@ -177,4 +182,4 @@ class Turns:
         self._queue.clear()
         self.transport.write_eof()
         self.flow.resume_reading()
-        self.timers.start_head()
+        self._timers.start_head()
