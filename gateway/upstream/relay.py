@@ -64,7 +64,6 @@ class StreamTap:
         "error",
         "fast_path",
         "saw_done",
-        "saw_finish",
         "usage",
         "was_given_up",
     )
@@ -74,8 +73,7 @@ class StreamTap:
         self.fast_path: FastPath | None = None  # for the plain events of this stream
         self.usage: Usage | None = None  # the last that the engine told
         self.saw_done = False
-        self.saw_finish = False  # a finish_reason that is not null
-        self.was_given_up = False  # a finish_reason that says so
+        self.was_given_up = False  # a finish_reason says so
         self.error: EngineError | None = None  # of an error event; the first one's
         self._drops = drop_usage_event
         self._tail = b""  # of the event that has not ended
@@ -199,10 +197,7 @@ class StreamTap:
         if choices[:1] == b"[" and not choices[1:-1].strip():
             return usage is not None
         self._events += 1
-        reasons = _finish_reasons(choices)
-        if reasons:
-            self.saw_finish = True
-            self.was_given_up = self.was_given_up or not reasons.isdisjoint(GIVEN_UP)
+        self.was_given_up = self.was_given_up or not _finish_reasons(choices).isdisjoint(GIVEN_UP)
         return False
 
 

@@ -65,7 +65,6 @@ class NamedTap(ABC):
         "error",
         "fast_path",
         "saw_done",
-        "saw_finish",
         "usage",
         "was_given_up",
     )
@@ -77,7 +76,6 @@ class NamedTap(ABC):
         self.fast_path: FastPath | None = None  # for events that are alike but for a piece of text
         self.usage: Usage | None = None  # of the whole answer, once the engine told
         self.saw_done = False  # the event that ends the stream
-        self.saw_finish = False
         self.was_given_up = False
         self.error: EngineError | None = None  # of an error event; the first one's
         self._tail = b""  # of the event that has not ended
@@ -166,7 +164,7 @@ class ResponsesTap(NamedTap):
         if event.type.endswith(".delta"):
             self._events += 1
         elif event.type in _RESPONSE_ENDS:
-            self.saw_done = self.saw_finish = True
+            self.saw_done = True
             told = _read_told(event.response)
             if told.usage is not None:
                 self.usage = told.usage.usage()
@@ -180,7 +178,7 @@ class ResponsesTap(NamedTap):
 
     def _unread(self, name: str) -> None:
         if name in _RESPONSE_ENDS:
-            self.saw_done = self.saw_finish = True
+            self.saw_done = True
             if name == "response.failed":
                 self._fail(msgspec.Raw(b"null"))
         elif name.endswith(".delta"):
@@ -220,11 +218,9 @@ class MessagesTap(NamedTap):
         if told_usage is not None:
             self.usage = told_usage
         try:
-            is_given_up = _delta.decode(event.delta).stop_reason is None
+            self.was_given_up = _delta.decode(event.delta).stop_reason is None  # vLLM has no word of Anthropic's for it
         except UNREADABLE:
             return
-        self.saw_finish = not is_given_up
-        self.was_given_up = is_given_up  # vLLM has no word of Anthropic's for it
 
     def _output_alone(self, raw: msgspec.Raw) -> Usage | None:
         """Anthropic's own API tells the prompt once, in the first event."""

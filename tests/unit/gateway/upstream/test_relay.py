@@ -62,7 +62,6 @@ class Facts:
     events: int
     usage: Usage | None
     saw_done: bool
-    saw_finish: bool
     was_given_up: bool
     error: str | None  # its message
 
@@ -72,7 +71,7 @@ def message_of(tap: StreamTap) -> str | None:
 
 
 def facts_of(tap: StreamTap) -> Facts:
-    return Facts(tap.events, tap.usage, tap.saw_done, tap.saw_finish, tap.was_given_up, message_of(tap))
+    return Facts(tap.events, tap.usage, tap.saw_done, tap.was_given_up, message_of(tap))
 
 
 def run(reads: list[bytes], *, drop: bool) -> tuple[bytes, StreamTap]:
@@ -86,7 +85,7 @@ def cut(stream: bytes, offsets: list[int]) -> list[bytes]:
     return [stream[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-FIXED = Facts(48, Usage(33, 48), saw_done=True, saw_finish=True, was_given_up=False, error=None)
+FIXED = Facts(48, Usage(33, 48), saw_done=True, was_given_up=False, error=None)
 LINE_ENDS = [b"\n", b"\r\n", b"\r"]
 
 
@@ -199,10 +198,10 @@ def test_half_an_event_at_the_end_is_passed_on_but_not_counted() -> None:
         assert tap.events == 1
 
 
-def test_a_stream_that_just_stops_shows_neither_end_mark_nor_finish() -> None:
+def test_a_stream_that_just_stops_shows_no_end_mark() -> None:
     out, tap = run([event("a")] * 5, drop=True)
     assert out == event("a") * 5
-    assert facts_of(tap) == Facts(5, None, False, False, False, None)
+    assert facts_of(tap) == Facts(5, None, False, False, None)
 
 
 def test_plain_completions_are_read_like_chat() -> None:
@@ -214,7 +213,7 @@ def test_plain_completions_are_read_like_chat() -> None:
     last = text.replace(b'"finish_reason":null', b'"finish_reason":"length"')
     out, tap = run([text, last, usage_event(), DONE], drop=True)
     assert out == text + last + DONE
-    assert facts_of(tap) == Facts(2, Usage(33, 48), True, True, False, None)
+    assert facts_of(tap) == Facts(2, Usage(33, 48), True, False, None)
 
 
 def test_spaces_in_the_json_change_nothing() -> None:
@@ -229,13 +228,12 @@ def test_a_finish_reason_that_gives_up_is_seen(reason: str, is_one_read: bool) -
     reads = [event("a"), event("", reason), DONE]
     _, tap = run([b"".join(reads)] if is_one_read else reads, drop=False)
     assert tap.was_given_up
-    assert tap.saw_finish
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "content_filter", "repetition", "any other"])
 def test_any_other_finish_reason_is_an_end_like_any_other(reason: str) -> None:
     _, tap = run([event("a"), event("", reason), DONE], drop=False)
-    assert tap.saw_finish and not tap.was_given_up
+    assert tap.events == 2 and tap.saw_done and not tap.was_given_up
 
 
 def test_one_aborted_choice_of_several_is_seen() -> None:
@@ -271,26 +269,26 @@ def test_pieces_of_an_answer_are_counted_however_many_a_read_has(nothing: bytes,
     tap = StreamTap(drop)
     read = b"".join(event(TRAPS[i % len(TRAPS)]) for i in range(count)).replace(b'"finish_reason":null', nothing)
     assert tap.feed(read) is read
-    assert facts_of(tap) == Facts(count, None, False, False, False, None)
+    assert facts_of(tap) == Facts(count, None, False, False, None)
     read = read.replace(nothing, b'"finish_reason":"stop"')
     assert tap.feed(read) is read
-    assert facts_of(tap) == Facts(2 * count, None, False, True, False, None)
+    assert facts_of(tap) == Facts(2 * count, None, False, False, None)
 
 
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
-        (usage_event(), Facts(2, Usage(33, 48), False, False, False, None)),
-        (DONE, Facts(2, None, True, False, False, None)),
-        (event("", "stop"), Facts(3, None, False, True, False, None)),
-        (event("", "abort"), Facts(3, None, False, True, True, None)),
-        (data({"error": {"message": "x"}}), Facts(2, None, False, False, False, "x")),
-        (event("c", usage=USAGE), Facts(3, Usage(33, 48), False, False, False, None)),
-        (event("c", error={"message": "x"}), Facts(2, None, False, False, False, "x")),
-        (event("c", usage=None, error=None), Facts(3, None, False, False, False, None)),
-        (b": a comment\n\n", Facts(2, None, False, False, False, None)),
-        (b"event: x\n" + event("c"), Facts(3, None, False, False, False, None)),
-        (event("c").replace(b"\n", b"\r\n"), Facts(3, None, False, False, False, None)),
+        (usage_event(), Facts(2, Usage(33, 48), False, False, None)),
+        (DONE, Facts(2, None, True, False, None)),
+        (event("", "stop"), Facts(3, None, False, False, None)),
+        (event("", "abort"), Facts(3, None, False, True, None)),
+        (data({"error": {"message": "x"}}), Facts(2, None, False, False, "x")),
+        (event("c", usage=USAGE), Facts(3, Usage(33, 48), False, False, None)),
+        (event("c", error={"message": "x"}), Facts(2, None, False, False, "x")),
+        (event("c", usage=None, error=None), Facts(3, None, False, False, None)),
+        (b": a comment\n\n", Facts(2, None, False, False, None)),
+        (b"event: x\n" + event("c"), Facts(3, None, False, False, None)),
+        (event("c").replace(b"\n", b"\r\n"), Facts(3, None, False, False, None)),
     ],
     ids=[
         "usage",

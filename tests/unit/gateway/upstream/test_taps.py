@@ -63,11 +63,11 @@ def run(tap: NamedTap, reads: Iterable[bytes]) -> NamedTap:
 
 
 def facts(tap: NamedTap) -> tuple[Any, ...]:
-    return tap.events, tap.usage, tap.saw_done, tap.saw_finish, tap.was_given_up, message_of(tap)
+    return tap.events, tap.usage, tap.saw_done, tap.was_given_up, message_of(tap)
 
 
-WHOLE_RESPONSE = (2, Usage(33, 4), True, True, False, None)
-WHOLE_MESSAGE = (2, Usage(33, 5), True, True, False, None)
+WHOLE_RESPONSE = (2, Usage(33, 4), True, False, None)
+WHOLE_MESSAGE = (2, Usage(33, 5), True, False, None)
 
 
 def test_each_path_has_its_own_tap() -> None:
@@ -134,7 +134,7 @@ def test_deltas_of_other_kinds_count_as_pieces_of_the_answer() -> None:
 
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
 def test_a_response_that_ended_is_whole(kind: str) -> None:
-    assert facts(run(ResponsesTap(), [BEGUN, completed(kind)])) == (0, Usage(33, 4), True, True, False, None)
+    assert facts(run(ResponsesTap(), [BEGUN, completed(kind)])) == (0, Usage(33, 4), True, False, None)
 
 
 def test_a_failed_response_has_ended_with_an_error() -> None:
@@ -205,7 +205,7 @@ def test_the_prompt_is_told_at_the_beginning_and_the_output_at_the_end() -> None
 
 def test_a_message_without_a_reason_to_stop_was_given_up() -> None:
     tap = run(MessagesTap(), [START, block(), message_delta(None), STOP])
-    assert tap.was_given_up and not tap.saw_finish and tap.saw_done
+    assert tap.was_given_up and tap.saw_done
 
 
 def test_an_error_event_ends_a_message() -> None:
