@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["plugins.real_engines"]
+pytest_plugins = ["plugins.deadlines", "plugins.real_engines"]
 
 _ROOT = Path(__file__).parent.parent
 _MODELS = ("tiny-random", "tiny-embed", "tiny-rerank", "SmolLM2-135M-Instruct")

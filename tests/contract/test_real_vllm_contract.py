@@ -11,7 +11,7 @@ from contract.probes import PROBES, Probe
 from contract.probes_paths import EMBED, GENERATE, RERANK
 from plugins.real_engines import RealEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("probe", PROBES + GENERATE, ids=lambda probe: probe.name)

@@ -18,7 +18,7 @@ import pytest
 from contract.probes import chat
 from plugins.real_engines import START_S, RealEngine, is_healthy, started
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 READ_S = 30.0
 
 

@@ -24,7 +24,7 @@ from fakes.line import free_port, write_config
 from fakes.up import Running, running_up
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 READY_S = 300.0  # 60 s on an idle machine
 FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -31,7 +31,7 @@ from openai import AsyncOpenAI
 from workers.errors import GpuBusy
 from workers.gpu import Card, GpuDesk, list_cards
 
-pytestmark = [pytest.mark.gpu, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
 READY_S = 420.0  # two starts, one after the other: 2 to 3 minutes with cold compile caches
 SMALL_SHARE, LARGE_SHARE = 0.1, 0.4
