@@ -16,7 +16,7 @@ from gateway.upstream.trust import Trust
 from gateway.upstream.wire import WireTransport
 
 from .conftest import Pair
-from .test_wire_promises import LONG, PATIENT, POST, answer_ok, cancel, fetch
+from .exchanges import LONG, PATIENT, POST, answer_ok, cancel, fetch
 
 # --- certificates and the handshake ---------------------------------------------------------------------------------
 
@@ -68,15 +68,20 @@ async def test_server_that_hangs_up_in_the_handshake_is_refused_in_words(https: 
             await https.transport.send(upstream.url.replace("http:", "https:"), POST, PATIENT)
 
 
-async def mute(peer: Peer) -> None:
+class Mute:
     """Takes the connection and says nothing to the client's hello."""
-    with contextlib.suppress(ConnectionError):
-        while await peer._recv():
-            pass
+
+    def __init__(self) -> None:
+        self.heard = b""
+
+    async def __call__(self, peer: Peer) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await peer._recv():
+                self.heard += data
 
 
 async def test_handshake_that_hangs_ends_by_the_connect_deadline(https: Pair) -> None:
-    async with ScriptedUpstream(mute) as upstream:
+    async with ScriptedUpstream(Mute()) as upstream:
         with pytest.raises(UpstreamTimeout) as caught:
             await https.transport.send(upstream.url.replace("http:", "https:"), POST, Deadlines(0.2, LONG, LONG, LONG))
         assert caught.value.deadline == "connect"
@@ -84,12 +89,12 @@ async def test_handshake_that_hangs_ends_by_the_connect_deadline(https: Pair) ->
 
 
 async def test_cancelled_within_the_handshake_closes_the_socket(https: Pair) -> None:
+    mute = Mute()
     async with ScriptedUpstream(mute) as upstream:
         task: asyncio.Task[object] = asyncio.create_task(
             https.transport.send(upstream.url.replace("http:", "https:"), POST, PATIENT)
         )
-        await eventually(lambda: upstream.accepted == 1)
-        await asyncio.sleep(0.02)
+        await eventually(lambda: bool(mute.heard))
         await cancel(task, 2)
         await eventually(lambda: upstream.open_connections == 0)
 
@@ -103,7 +108,7 @@ async def test_no_proxy_of_the_environment_is_asked(https: Pair) -> None:
 async def test_server_that_speaks_before_the_handshake_is_refused(https: Pair) -> None:
     async def greet(peer: Peer) -> None:
         await peer.send(b"SSH-2.0-OpenSSH_9.6\r\n" * 100)
-        await mute(peer)
+        await Mute()(peer)
 
     async with ScriptedUpstream(greet) as upstream:
         with pytest.raises(ConnectFailed):
@@ -112,10 +117,10 @@ async def test_server_that_speaks_before_the_handshake_is_refused(https: Pair) -
 
 
 async def test_aclose_within_the_handshake_closes_the_socket_at_once(https: Pair) -> None:
+    mute = Mute()
     async with ScriptedUpstream(mute) as upstream:
         task = asyncio.create_task(https.transport.send(upstream.url.replace("http:", "https:"), POST, PATIENT))
-        await eventually(lambda: upstream.accepted == 1)
-        await asyncio.sleep(0.02)
+        await eventually(lambda: bool(mute.heard))
         await https.transport.aclose()
         with pytest.raises(ConnectFailed):
             await task
@@ -171,7 +176,7 @@ async def test_slow_reader_gets_all_of_a_reply_whose_connection_is_closed_behind
 
     async with both.upstream(script) as upstream:
         reply = await both.transport.send(upstream.url, POST, PATIENT)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: upstream.open_connections == 0)
         received = b""
         while data := await reply.read():
             received += data

@@ -9,30 +9,16 @@ import pytest
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, ScriptedUpstream, chunk, eventually, plain
 
 from gateway.domain.errors import ConnectFailed, InternalError, ShuttingDown, UpstreamBroken
-from gateway.upstream.transport import Deadlines, UpstreamRequest
+from gateway.upstream.transport import UpstreamRequest
 
 from .conftest import Pair
+from .exchanges import PATIENT, POST, answer_ok, fetch, is_stuck
 
-PATIENT = Deadlines(connect_s=10, first_byte_s=10, gap_s=10, total_s=20)
 JSON = (b"content-type", b"application/json")
 
 
 def post(body: bytes = b"{}", *headers: tuple[bytes, bytes]) -> UpstreamRequest:
     return UpstreamRequest(b"POST", b"/v1/chat/completions", (JSON, *headers), body)
-
-
-async def answer_ok(peer: Peer) -> None:
-    while True:
-        await peer.request()
-        await peer.send(plain(b"hello"))
-
-
-async def fetch(both: Pair, url: str, request: UpstreamRequest | None = None) -> bytes:
-    reply = await both.transport.send(url, request or post(), PATIENT)
-    try:
-        return await reply.read_all(1 << 20)
-    finally:
-        reply.close()
 
 
 def raw(both: Pair, data: bytes, *, then_close: bool = True) -> ScriptedUpstream:
@@ -72,19 +58,24 @@ async def test_hop_by_hop_headers_and_those_named_in_connection_stay_here(both: 
         (b"expect", b"100-continue"),
         (b"accept-encoding", b"gzip"),
         (b"host", b"elsewhere"),
+        (b"authorization", b"Bearer engine-key"),
         (b"x-request-id", b"r1"),
     ]
-    received = await sent_by(both, post(b"{}", *headers))
-    names = [name.lower() for name, _ in received.headers]
-    assert sorted(names) == [b"accept-encoding", b"content-length", b"content-type", b"host", b"x-request-id"]
-    assert received.header(b"accept-encoding") == [b"identity"]
+    received = await sent_by(both, UpstreamRequest(b"POST", b"/", tuple(headers), b"{}"))
+    assert sorted((name.lower(), value) for name, value in received.headers if name.lower() != b"host") == [
+        (b"accept-encoding", b"identity"),
+        (b"authorization", b"Bearer engine-key"),
+        (b"content-length", b"2"),
+        (b"x-request-id", b"r1"),
+    ]
+    assert len(received.header(b"host")) == 1 and received.header(b"host") != [b"elsewhere"]
 
 
 async def test_the_request_line_and_host_are_those_of_the_url(both: Pair) -> None:
     async with both.upstream(answer_ok) as upstream:
-        await fetch(both, upstream.url + "/prefix/")
+        await fetch(both, upstream.url + "/prefix/", UpstreamRequest(b"POST", b"/v1/x?a=%20b", (), b"{}"))
         received = upstream.requests[0]
-        assert received.line == b"POST /prefix/v1/chat/completions HTTP/1.1"
+        assert received.line == b"POST /prefix/v1/x?a=%20b HTTP/1.1"
         assert received.header(b"host") == [upstream.url.rpartition("/")[2].encode()]
 
 
@@ -105,7 +96,7 @@ async def test_a_unix_socket_is_an_address_too(plain_only: Pair, tmp_path: Path)
 
 async def test_a_big_body_arrives_whole_through_a_slow_reader(both: Pair) -> None:
     async def slow(peer: Peer) -> None:
-        await asyncio.sleep(0.05)
+        await eventually(lambda: is_stuck(both))
         await answer_ok(peer)
 
     async with both.upstream(slow) as upstream:
@@ -147,7 +138,7 @@ async def test_an_answer_before_the_body_was_taken_counts_and_ends_the_connectio
 )
 async def test_a_url_of_another_form_is_refused(plain_only: Pair, url: str) -> None:
     with pytest.raises(ConnectFailed, match="url"):
-        await plain_only.transport.send(url, post(), PATIENT)
+        await plain_only.transport.send(url, POST, PATIENT)
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -160,7 +151,7 @@ async def test_a_reply_byte_by_byte(both: Pair) -> None:
         await peer.closed()
 
     async with both.upstream(script) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert reply.status == 200
         assert await reply.read_all(100) == b"onetwo"
         assert both.transport.idle == 1
@@ -177,7 +168,7 @@ async def test_a_read_gives_what_is_there_without_waiting_for_more(both: Pair) -
         await peer.closed()
 
     async with both.upstream(script) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert await reply.read() == b"onetwo"
         go_on.set()
         assert await reply.read() == b"three"
@@ -187,12 +178,12 @@ async def test_a_read_gives_what_is_there_without_waiting_for_more(both: Pair) -
 
 async def test_headers_have_small_names_and_none_that_is_hop_by_hop(both: Pair) -> None:
     head = (
-        b"HTTP/1.1 200 OK\r\nX-Request-Id: r1\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\n"
-        b"Transfer-Encoding: chunked\r\nX-Twice: a\r\nX-Twice: b\r\n\r\n"
+        b"HTTP/1.1 429 Slow down\r\nX-Request-Id: r1\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\n"
+        b"Keep-Alive: timeout=5\r\nTransfer-Encoding: chunked\r\nX-Twice: a\r\nX-Twice: b\r\n\r\n"
     )
     async with raw(both, head + chunk(b"x") + b"0\r\nX-Trailer: t\r\n\r\n", then_close=False) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
-        assert await reply.read_all(10) == b"x"
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
+        assert (reply.status, await reply.read_all(10)) == (429, b"x")
         assert reply.headers == [(b"x-request-id", b"r1"), (b"x-twice", b"a"), (b"x-twice", b"b")]
         assert both.transport.idle == 1
 
@@ -213,7 +204,7 @@ async def test_headers_have_small_names_and_none_that_is_hop_by_hop(both: Pair) 
 )
 async def test_every_form_of_a_whole_reply_is_read_to_its_end(both: Pair, data: bytes, body: bytes) -> None:
     async with raw(both, data) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert await reply.read_all(1000) == body
         assert not any(name == b"link" for name, _ in reply.headers)
         await eventually(lambda: both.transport.idle == 0)
@@ -229,10 +220,19 @@ async def test_every_form_of_a_whole_reply_is_read_to_its_end(both: Pair, data: 
 )
 async def test_bytes_behind_the_reply_are_not_its_own_and_end_the_connection(both: Pair, data: bytes) -> None:
     async with raw(both, data, then_close=False) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert await reply.read_all(1000) == b"hello"
         assert both.transport.idle == 0
         await eventually(lambda: upstream.open_connections == 0)
+        assert await fetch(both, upstream.url) == b"hello"
+        assert upstream.accepted == 2
+
+
+@pytest.mark.parametrize("status", [b"301 Moved", b"307 Temporary Redirect"])
+async def test_redirect_is_a_reply_like_any_other(both: Pair, status: bytes) -> None:
+    async with raw(both, plain(b"go", status, b"location: http://127.0.0.1:1/"), then_close=False) as upstream:
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
+        assert (reply.status, await reply.read_all(10)) == (int(status[:3]), b"go")
 
 
 async def test_head_has_headers_and_no_body(both: Pair) -> None:
@@ -253,7 +253,7 @@ async def test_head_has_headers_and_no_body(both: Pair) -> None:
 )
 async def test_a_truncated_body_is_no_clean_end(both: Pair, data: bytes) -> None:
     async with raw(both, data) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         received = b""
         with pytest.raises(UpstreamBroken) as caught:
             while True:
@@ -282,14 +282,14 @@ async def test_a_truncated_body_is_no_clean_end(both: Pair, data: bytes) -> None
 async def test_a_malformed_head_is_told_as_such_and_nothing_stays_open(both: Pair, data: bytes) -> None:
     async with raw(both, data) as upstream:
         with pytest.raises(UpstreamBroken) as caught:
-            await both.transport.send(upstream.url, post(), PATIENT)
+            await both.transport.send(upstream.url, POST, PATIENT)
         assert caught.value.response_began
         assert (both.transport.active, both.transport.idle) == (0, 0)
 
 
 async def test_a_malformed_chunk_breaks_the_reply_after_the_good_ones(both: Pair) -> None:
     async with raw(both, STREAM_HEAD + chunk(b"good") + b"zz\r\n", then_close=False) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert await reply.read() == b"good"
         with pytest.raises(UpstreamBroken):
             await reply.read()
@@ -306,20 +306,20 @@ async def test_a_head_without_end_is_cut_off(both: Pair, one_header: bool) -> No
 
     async with both.upstream(script) as upstream:
         with pytest.raises(UpstreamBroken, match="longer than 65536 bytes"):
-            await both.transport.send(upstream.url, post(), PATIENT)
+            await both.transport.send(upstream.url, POST, PATIENT)
         await eventually(lambda: upstream.open_connections == 0)
 
 
 async def test_a_huge_head_is_refused_even_if_it_comes_at_once(both: Pair) -> None:
     async with raw(both, b"HTTP/1.1 200 OK\r\nx: " + b"y" * 65_600 + b"\r\ncontent-length: 0\r\n\r\n") as upstream:
         with pytest.raises(UpstreamBroken, match="longer than 65536 bytes"):
-            await both.transport.send(upstream.url, post(), PATIENT)
+            await both.transport.send(upstream.url, POST, PATIENT)
 
 
 async def test_a_head_of_just_under_the_limit_is_fine_with_a_long_body_behind_it(both: Pair) -> None:
     data = b"HTTP/1.1 200 OK\r\nx: " + b"y" * 65_000 + b"\r\ncontent-length: 100000\r\n\r\n" + bytes(100_000)
     async with raw(both, data) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert await reply.read_all(100_000) == bytes(100_000)
 
 
@@ -331,7 +331,7 @@ async def test_a_reply_over_the_limit_is_cut_and_the_engine_sees_it(both: Pair) 
             await peer.send(chunk(b"x" * 1000))
 
     async with both.upstream(endless) as upstream:
-        reply = await both.transport.send(upstream.url, post(), PATIENT)
+        reply = await both.transport.send(upstream.url, POST, PATIENT)
         with pytest.raises(UpstreamBroken, match="longer than 50000 bytes"):
             await reply.read_all(50_000)
         await eventually(lambda: upstream.open_connections == 0)
@@ -344,5 +344,5 @@ async def test_after_aclose_nothing_is_sent(both: Pair) -> None:
         await both.transport.aclose()
         await eventually(lambda: upstream.open_connections == 0)
         with pytest.raises(ShuttingDown):
-            await both.transport.send(upstream.url, post(), PATIENT)
+            await both.transport.send(upstream.url, POST, PATIENT)
         assert upstream.accepted == 1
