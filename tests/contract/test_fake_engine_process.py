@@ -155,7 +155,7 @@ async def test_log_flood_reaches_both_pipes_while_it_serves():
 
 
 async def test_more_requests_than_slots_wait_and_lower_priority_numbers_go_first():
-    flags = ("--fake-slots", "1", "--fake-itl-ms", "5", "--scheduling-policy", "priority")
+    flags = ("--fake-slots", "1", "--fake-itl-ms", "5", "--scheduling-policy", "priority", "--max-model-len", "100000")
     async with running_fake_engine(*flags) as engine:
         order: list[int] = []
 
@@ -163,7 +163,7 @@ async def test_more_requests_than_slots_wait_and_lower_priority_numbers_go_first
             await engine.chat(priority=priority, max_tokens=20)
             order.append(priority)
 
-        first = asyncio.create_task(engine.chat(ignore_eos=True, max_tokens=200))
+        first = asyncio.create_task(engine.chat(ignore_eos=True, max_tokens=90_000))
         await _running(engine)
         others = [asyncio.create_task(one(priority)) for priority in (10, 5, 0, -5)]
 
@@ -171,7 +171,8 @@ async def test_more_requests_than_slots_wait_and_lower_priority_numbers_go_first
             return await engine.metric("vllm:num_requests_waiting") == 4
 
         await eventually(waiting, "four are waiting")
-        await asyncio.gather(first, *others)
+        first.cancel()  # it has the only slot until its client leaves
+        await asyncio.gather(*others)
     assert order == [-5, 0, 5, 10]
 
 

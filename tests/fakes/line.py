@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 from fakes.engine import eventually
+from fakes.scrape import read
 
 KEY = "sk-test-0123456789abcdef"
 START_S = 30.0
@@ -109,6 +110,25 @@ class Gateway:
         """The access records written so far."""
         lines = self.log.read_text(errors="replace").split("\n")[:-1]  # the last one may be half written
         return [json.loads(line) for line in lines if line.startswith('{"log":"access"')]
+
+    async def at_rest(self) -> int:
+        """Until nothing is in flight and all of it has its access record; how many of those there are.
+
+        Records are written in the order in which requests end, so that of one more request is the last.
+        """
+
+        async def is_idle() -> bool:
+            return read((await self.client.get(self.url + "/metrics")).text).sum("open_exchanges") == 0
+
+        await eventually(is_idle, "nothing is in flight")
+        last = f"the-last-{random.getrandbits(64)}"
+        await self.chat(model="no-such-model", headers={"X-Request-Id": last})
+
+        async def is_written() -> bool:
+            return any(line["request_id"] == last for line in self.access_lines())
+
+        await eventually(is_written, "the records of all requests are written")
+        return len(self.access_lines())
 
 
 @asynccontextmanager

@@ -89,10 +89,7 @@ class Stage:
 
     async def skip_records(self) -> None:
         """Forgets those of requests that the test does not look at; they have ended, but may not be written yet."""
-        count = -1
-        while count != (count := len(self.gateway.access_lines())):  # noqa: ASYNC110  it is another process that writes
-            await asyncio.sleep(0.15)  # the log's thread writes at least that often
-        self._records = count
+        self._records = await self.gateway.at_rest()
 
     async def scrape(self) -> Scrape:
         return read((await self.gateway.client.get(self.gateway.url + "/metrics")).text)

@@ -95,14 +95,7 @@ async def running_line(tmp_path_factory: pytest.TempPathFactory, redis_process: 
 async def line(running_line: Line) -> Line:
     running_line.stage.reset()
     running_line.well.reset()
-
-    async def is_quiet() -> bool:
-        before = len(running_line.gateway.access_lines())
-        await asyncio.sleep(0.15)
-        return before == len(running_line.gateway.access_lines())
-
-    await eventually(is_quiet, "the records of the test before are written")
-    running_line.records = len(running_line.gateway.access_lines())
+    running_line.records = await running_line.gateway.at_rest()
     return running_line
 
 

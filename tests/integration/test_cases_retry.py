@@ -82,14 +82,7 @@ async def pair(one_pair: Pair) -> Pair:
     """Shared by the tests that need nothing set; none of them breaks it."""
     for stage in (one_pair.a, one_pair.b, one_pair.c):
         stage.reset()
-
-    async def is_quiet() -> bool:
-        before = len(one_pair.gateway.access_lines())
-        await asyncio.sleep(0.15)
-        return before == len(one_pair.gateway.access_lines())
-
-    await eventually(is_quiet, "the records of the test before are written")
-    one_pair.records = len(one_pair.gateway.access_lines())
+    one_pair.records = await one_pair.gateway.at_rest()
     return one_pair
 
 

@@ -97,13 +97,7 @@ async def running_line(tmp_path_factory: pytest.TempPathFactory, redis_process: 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def line(running_line: Line) -> Line:
-    async def is_quiet() -> bool:
-        before = len(running_line.gateway.access_lines())
-        await asyncio.sleep(0.05)
-        return before == len(running_line.gateway.access_lines())
-
-    await eventually(is_quiet, "the records of the test before are written")
-    running_line.records_seen = len(running_line.gateway.access_lines())
+    running_line.records_seen = await running_line.gateway.at_rest()
     return running_line
 
 
