@@ -72,6 +72,11 @@ class Caller:
         while self.data.count(mark) < count:
             assert await self.read(), f"the gateway closed after {self.data[-300:]!r}"
 
+    async def read_body(self, beginning: bytes) -> None:
+        """Until that much of the first reply's body has come."""
+        while not self.reply_so_far().body.startswith(beginning):
+            assert await self.read(), f"the gateway closed after {self.data[-300:]!r}"
+
     async def reply(self) -> Reply:
         """The first reply, read to its end."""
         while not (reply := self.reply_so_far()).is_whole:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from fakes.caller import Caller
 from fakes.engine import eventually, running_fake_engine
 from fakes.line import KEY, MESSAGES, Gateway, free_port, running_gateway
 from fakes.redis_process import RedisProcess
@@ -387,12 +388,13 @@ BEGUN = {
 async def test_text_is_doubled_by_a_second_attempt(pair: Pair, begun: list[bytes], way: str) -> None:
     """What was sent stands, one error ends it, and the other replica hears nothing."""
     failing = b'data: {"error":{"message":"core died","code":500}}\n\n'
+    has_come = asyncio.Event()
 
     async def answer(peer: Peer, _request: Received) -> None:
         await peer.send(STREAM_HEAD)
         for one in begun:
             await peer.send(chunk(one))
-            await asyncio.sleep(0.02)
+        await has_come.wait()  # a reset may overtake what was sent before it
         match way:
             case "reset":
                 hang_up(peer)
@@ -404,10 +406,13 @@ async def test_text_is_doubled_by_a_second_attempt(pair: Pair, begun: list[bytes
                 await peer.send(STREAM_END)
 
     pair.a.answer, pair.b.answer = answer, says(GOOD)
-    reply = await pair.gateway.chat(stream=True)
-    assert (reply.status_code, reply.headers["x-poolgate-pool"]) == (200, "a")
-    assert reply.content.startswith(b"".join(begun))
-    rest = reply.content.removeprefix(b"".join(begun))
+    async with Caller(pair.gateway.url) as caller:
+        await caller.ask("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, "stream": True})
+        await caller.read_body(b"".join(begun))
+        has_come.set()
+        reply = await caller.reply()
+    assert (reply.status, reply.headers[b"x-poolgate-pool"]) == (200, b"a")
+    rest = reply.body.removeprefix(b"".join(begun))
     if way == "error event":
         assert rest == failing + DONE  # the engine's own word
     else:

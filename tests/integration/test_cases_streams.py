@@ -70,12 +70,26 @@ async def commenting(commenting_of_file: Stage) -> Stage:
     return commenting_of_file
 
 
-async def streamed(stage: Stage, answer: Answer, *, key: str = KEY, **fields: Any) -> bytes:
-    """The body of one streamed chat as it came, out of its chunks. The reply has to be whole."""
+async def streamed(
+    stage: Stage,
+    answer: Answer,
+    *,
+    key: str = KEY,
+    beginning: bytes = b"",
+    begun: asyncio.Event | None = None,
+    **fields: Any,
+) -> bytes:
+    """The body of one streamed chat as it came, out of its chunks. The reply has to be whole.
+
+    `begun` is set once `beginning` has come through the gateway.
+    """
     stage.answer = answer
     async with Caller(stage.gateway.url) as caller:
         body = {"model": "chat", "messages": MESSAGES, "stream": True, **fields}
         await caller.ask("/v1/chat/completions", body, key=key)
+        if begun is not None:
+            await caller.read_body(beginning)
+            begun.set()
         reply = await caller.reply()
     assert (reply.status, reply.headers[b"content-type"]) == (200, b"text/event-stream; charset=utf-8")
     return reply.body
@@ -169,10 +183,11 @@ def pieces_of(data: bytes, rng: random.Random) -> list[bytes]:
 @pytest.mark.parametrize("ending", ["close", "reset", "half an event", "malformed chunk"])
 async def test_a_failure_after_the_first_tokens_is_no_short_success(stage: Stage, ending: str) -> None:
     events = text("one") + text("two") + text("three")
+    begun = asyncio.Event()
 
     async def answer(peer: Peer, request: Received) -> None:
         await peer.send(STREAM_HEAD + chunk(events))
-        await asyncio.sleep(0.05)  # a reset may overtake what was sent before it, in the gateway's own kernel buffer
+        await begun.wait()  # a reset may overtake what was sent before it, in the gateway's own kernel buffer
         if ending == "half an event":
             await peer.send(chunk(text("four")[:-9]))
         elif ending == "malformed chunk":
@@ -182,7 +197,7 @@ async def test_a_failure_after_the_first_tokens_is_no_short_success(stage: Stage
             peer.reset()
         raise HangUp
 
-    body = await streamed(stage, answer, key=ONE_AT_A_TIME)
+    body = await streamed(stage, answer, key=ONE_AT_A_TIME, beginning=events, begun=begun)
     if ending == "half an event":  # passed on as it came; the error stands on lines of its own behind it
         half = events + text("four")[:-9]
         assert body.startswith(events)
