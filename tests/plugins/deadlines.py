@@ -76,6 +76,7 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A failure has ended the deadline; what its fixtures still hold may hang as well."""
     settings = item.stash.get(_settings, None)
     if settings is not None:
         pytest_timeout_set_timer(item, settings)
