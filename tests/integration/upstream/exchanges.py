@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, ScriptedUpstream, chunk, plain
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, ScriptedUpstream, chunk, eventually, plain
 
 from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
 from gateway.upstream.connection import HIGH_WATER_BYTES
@@ -61,16 +61,24 @@ async def head_alone(peer: Peer) -> None:
     await peer.closed()
 
 
-def sends(*pieces: bytes, then_close: bool = False) -> Script:
-    """Pieces apart, so that most are read one by one; then it waits for the client to close, or closes itself."""
+def sends(reply: bytes) -> Script:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(reply)
+        await peer.closed()
+
+    return script
+
+
+def sends_apart(taker: Taker, first: bytes, second: bytes) -> Script:
+    """A stream's beginning; the rest once that was taken, so that they are never one read."""
 
     async def script(peer: Peer) -> None:
         await peer.request()
-        for piece in pieces:
-            await peer.send(piece)
-            await asyncio.sleep(0.002)
-        if not then_close:
-            await peer.closed()
+        await peer.send(STREAM_HEAD + first)
+        await eventually(lambda: bool(taker.reads))
+        await peer.send(second)
+        await peer.closed()
 
     return script
 

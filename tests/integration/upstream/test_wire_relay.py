@@ -10,7 +10,7 @@ from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, chunk, eventu
 from gateway.upstream.connection import HIGH_WATER_BYTES
 
 from .conftest import Pair
-from .exchanges import EVENTS, MOST_AT_ONCE, PATIENT, POST, STREAM, Flood, Taker, relayed, sends
+from .exchanges import EVENTS, MOST_AT_ONCE, PATIENT, POST, STREAM, Flood, Taker, relayed, sends, sends_apart
 
 FORMS = {
     "chunked": STREAM,
@@ -140,7 +140,7 @@ async def test_a_held_taker_gets_nothing_and_the_engine_stalls_with_bounded_byte
 
 async def test_the_end_waits_for_a_held_taker(both: Pair) -> None:
     taker = Taker(has_room=False)
-    script = sends(STREAM_HEAD + chunk(b"one"), chunk(b"two") + STREAM_END)
+    script = sends_apart(taker, chunk(b"one"), chunk(b"two") + STREAM_END)
     async with relayed(both, script, taker) as (_, reply, task):
         await eventually(lambda: reply.is_whole)
         assert taker.reads == [b"one"] and not task.done()
@@ -153,18 +153,15 @@ async def test_an_end_behind_the_last_read_that_was_taken_ends_the_relay_though_
     both: Pair,
 ) -> None:
     taker = Taker(has_room=False)
-    async with relayed(both, sends(STREAM_HEAD + chunk(b"one"), STREAM_END), taker) as (_, _, task):
+    async with relayed(both, sends_apart(taker, chunk(b"one"), STREAM_END), taker) as (_, _, task):
         await asyncio.wait_for(task, 10)
         assert taker.reads == [b"one"]
 
 
 async def test_room_is_told_too_often_without_harm(both: Pair) -> None:
     taker = Taker()
-    async with relayed(both, sends(STREAM_HEAD + chunk(b"one"), chunk(b"two") + STREAM_END), taker) as (
-        _,
-        reply,
-        task,
-    ):
+    script = sends_apart(taker, chunk(b"one"), chunk(b"two") + STREAM_END)
+    async with relayed(both, script, taker) as (_, reply, task):
         for _ in range(5):
             reply.resume()
             await asyncio.sleep(0)

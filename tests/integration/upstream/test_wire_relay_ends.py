@@ -25,6 +25,7 @@ from .exchanges import (
     pauses,
     relayed,
     sends,
+    sends_apart,
     silent,
     tell_and_hang,
 )
@@ -34,11 +35,7 @@ from .exchanges import (
 
 async def test_silence_while_relaying_ends_by_the_gap_deadline(both: Pair) -> None:
     taker = Taker()
-    async with relayed(both, sends(STREAM_HEAD + chunk(b"one")), taker, Deadlines(LONG, LONG, 0.1, LONG)) as (
-        upstream,
-        _,
-        task,
-    ):
+    async with relayed(both, tell_and_hang, taker, Deadlines(LONG, LONG, 0.1, LONG)) as (upstream, _, task):
         await expect_timeout(task, "gap")
         assert taker.data == b"one"
         await eventually(lambda: upstream.open_connections == 0)
@@ -59,11 +56,11 @@ async def test_each_read_starts_the_gap_anew(both: Pair) -> None:
 
 async def test_no_silence_is_counted_while_the_taker_has_no_room(both: Pair) -> None:
     taker = Taker(has_room=False)
-    script = sends(STREAM_HEAD + chunk(b"one"), chunk(b"two"))
+    script = sends_apart(taker, chunk(b"one"), chunk(b"two"))
     async with relayed(both, script, taker, Deadlines(LONG, LONG, 0.2, LONG)) as (_, reply, task):
-        await eventually(lambda: taker.reads == [b"one"])
+        await eventually(lambda: reply.unread_bytes > 0)
         await asyncio.sleep(0.6)  # longer than the gap
-        assert not task.done()
+        assert taker.reads == [b"one"] and not task.done()
         taker.has_room = True
         reply.resume()
         assert taker.reads == [b"one", b"two"]
@@ -181,7 +178,7 @@ async def test_a_taker_may_close_the_reply(both: Pair, at_once: bool) -> None:
 @pytest.mark.parametrize("has_room", [True, False])
 async def test_a_cancelled_relay_closes_the_engines_connection(both: Pair, has_room: bool) -> None:
     taker = Taker(has_room=has_room)
-    async with relayed(both, sends(STREAM_HEAD + chunk(b"one"), chunk(b"two")), taker) as (upstream, _, task):
+    async with relayed(both, sends_apart(taker, chunk(b"one"), chunk(b"two")), taker) as (upstream, _, task):
         await eventually(lambda: bool(taker.reads))
         await cancel(task, 2)
         assert (both.transport.active, both.transport.idle) == (0, 0)
