@@ -110,11 +110,11 @@ async def test_an_idle_connection_closed_by_the_engine_leaves_the_pool(both: Pai
 
 
 async def test_idle_connections_are_closed_before_the_engine_does(both: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "IDLE_TLS_S" if both.is_tls else "IDLE_S", 0.05)
     monkeypatch.setattr(wire, "SWEEP_S", 0.02)
     async with both.upstream(answer_ok) as upstream, both.upstream(answer_ok) as other:
         await asyncio.gather(*(fetch(both, url) for url in (upstream.url, upstream.url, other.url)))
         assert both.transport.idle == 3
+        monkeypatch.setattr(wire, "IDLE_TLS_S" if both.is_tls else "IDLE_S", 0.05)
         await eventually(lambda: both.transport.idle == 0 and upstream.open_connections + other.open_connections == 0)
         await eventually(lambda: both.transport._sweeper is None)
         assert await fetch(both, upstream.url) == b"hello"
