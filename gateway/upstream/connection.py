@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import ssl
 from collections.abc import Callable
 from typing import cast
@@ -230,10 +231,28 @@ class Connection(asyncio.Protocol):
         self.abort()  # an idle one; TLS would say its farewells to nobody
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._take_what_is_left()
         self._end(exc)
         self._disarm()
         self._transport = self._socket = self._parser = None  # the parser holds methods of ours: a cycle
         self._on_lost(self)
+
+    def _take_what_is_left(self) -> None:
+        """Reads what the kernel still holds of a reply that came before the connection broke.
+
+        An engine that refuses a long body answers, and resets what is still on its way to it. The loop, which then
+        fails to write, looks no more for something to read, though Linux keeps it. Not under TLS: it is closed by now.
+        """
+        transport = self._transport
+        if self._reply is None or transport is None or transport is not self._socket:
+            return
+        try:
+            descriptor = transport.get_extra_info("socket").fileno()  # both loops close it when we have returned
+            while self._reply is not None and (data := os.read(descriptor, HIGH_WATER_BYTES)):
+                self._receive(data)
+        except OSError:  # the reset, or nothing more
+            return
 
     def pause_writing(self) -> None:
         self._is_write_paused = True

@@ -60,6 +60,11 @@ class Peer:
         self._upstream.requests.append(received)
         return received
 
+    async def take(self, count: int) -> None:
+        """Reads so many bytes, or some more, of whatever comes."""
+        while len(self._buffer) < count:
+            await self._receive()
+
     async def send(self, data: bytes) -> None:
         """Returns when the kernel has taken all of it; stalls when the client does not read. `sent_bytes` counts."""
         loop = asyncio.get_running_loop()
