@@ -9,6 +9,8 @@ Source: answers of vLLM 0.32.0, and its documentation up to 0.33.
 
 from __future__ import annotations
 
+import json
+import re
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -18,6 +20,11 @@ MAX_MESSAGE_BYTES = 4096  # one engine put its whole request into each of thousa
 MAX_NAME_CHARS = 256
 MAX_FINDINGS = 20
 HIDDEN = "[key]"
+# Where a document that cannot be read says why: the first of these names, with a text. Quotes inside a text are
+# escaped, so none that is repeated in there looks like this.
+_TOLD = re.compile(rb'"(?:error|message|detail|msg)"\s*:\s*"')
+_TEXT = re.compile(rb'(?:[^"\\]+|\\u[0-9a-fA-F]{4}|\\[^u])*')
+MAX_TEXT_BYTES = 6 * MAX_MESSAGE_BYTES  # of JSON for so much of a message, which may be all escapes
 
 
 class EngineError(NamedTuple):
@@ -34,7 +41,7 @@ def normalise(status: int, body: bytes) -> EngineError:
     try:
         document: Any = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: UnicodeDecodeError, for bad UTF-8
-        document = _plain_text(body)
+        document = _beginning_of_text(body) or _plain_text(body)
     fields: dict[str, Any] = {}
     message: Any = document
     if isinstance(document, dict):
@@ -58,6 +65,20 @@ def without_key(error: EngineError, key: str) -> EngineError:
     """The same without the engine's key, which some servers repeat when they say what came."""
     message, kind, param, code = (v.replace(key, HIDDEN) if isinstance(v, str) and key in v else v for v in error)
     return EngineError(str(message), str(kind), None if param is None else str(param), code)
+
+
+def _beginning_of_text(body: bytes) -> str | None:
+    """What half a document says, as far as it goes; an engine repeats a large request, and the reply is cut."""
+    if body[:1] not in (b"{", b"[") or (told := _TOLD.search(body)) is None:
+        return None
+    text = _TEXT.match(body[: told.end() + MAX_TEXT_BYTES], told.end())
+    assert text is not None  # it may be empty
+    try:
+        message: str = json.loads(b'"%b"' % text[0].decode("utf-8", "ignore").encode(), strict=False)
+    except ValueError:  # an escape that JSON does not know
+        return None
+    is_whole = body[text.end() : text.end() + 1] == b'"'
+    return message if is_whole or not message.strip() else message + "…"
 
 
 def _plain_text(body: bytes) -> str | None:

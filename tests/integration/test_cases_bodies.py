@@ -443,6 +443,7 @@ async def test_engines_error_of_114_megabytes_fills_reply_log_and_memory(
     reply = await line.gateway.chat(stream=is_stream)
     assert reply.status_code == (400 if status.startswith(b"400") else 502)
     assert len(reply.content) < 6_000
+    assert "the whole request again: xxx" in reply.json()["error"]["message"]
     assert peak_kib(line.gateway.pid) - before < ROOM_KIB
     assert max(map(len, line.gateway.log.read_bytes().splitlines())) < 10_000
 
@@ -472,4 +473,5 @@ async def test_an_error_event_of_megabytes_is_cut_too(line: Line, is_stream: boo
     assert peak_kib(line.gateway.pid) - before < ROOM_KIB
     if not is_stream:
         assert reply.status_code == 400 and len(reply.content) < 6_000
+        assert reply.json()["error"]["message"] == "y" * 4093 + "…"
     await line.check_alive()

@@ -76,7 +76,9 @@ def test_errors_of_old_releases_stand_at_the_top() -> None:
         b'{"error":{"message":" "}}',
         b'{"detail":{}}',
         b'{"detail":[]}',
-        b'{"error":{"message":"half',
+        b'{"error":{"message":7,"half',
+        b'{"error":{"message":"',
+        b'{"error":{"message":"no such escape: \\q"',
         b"<html><body>502 Bad Gateway</body></html>",
         b"\xff\xfe\x00",
         b"\x1b[31mred",
@@ -107,6 +109,24 @@ def test_validation_error_a_hundred_times_the_request_is_cut(text: str) -> None:
         message = normalise(400, json.dumps(document, ensure_ascii=False).encode()).message
         assert len(message.encode()) <= MAX_MESSAGE_BYTES
         assert message.endswith("…")
+
+
+HALF = [
+    (b'{"error":{"message":"too long: ha', "too long: ha…"),
+    (b'{"error":{"type":"T","message":"whole","param":"ha', "whole"),
+    (b'{"error":"Unauth', "Unauth…"),
+    (b'{"detail":[{"type":"t","loc":["body"],"msg":"wrong \\"n\\"","input":{"message":"mine', 'wrong "n"'),
+    (b'{"object":"error","message":"a\\nb\\', "a\nb…"),
+    (b'{"error":{"message":"\\u00e4\\u00', "ä…"),
+    ('{"error":{"message":"한한'.encode()[:-1], "한…"),
+    (b'{"error":{"param":"\\"message\\": \\"mine\\"","message": "its own', "its own…"),
+    (b'{"error":{"message":"' + b"\\u0041" * 500_000, "A" * (MAX_MESSAGE_BYTES - 3) + "…"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), HALF, ids=range(len(HALF)))
+def test_error_over_the_limit_loses_its_message(body: bytes, message: str) -> None:
+    assert normalise(400, body).message == message
 
 
 def test_odd_types_of_the_small_fields_are_left_out_and_long_ones_cut() -> None:
