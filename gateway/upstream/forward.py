@@ -115,7 +115,7 @@ class Forwarder:
         return self._refused(journey, status, error, None, replica)
 
     async def _refusal(self, journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
-        body = await beginning_of(reply, MAX_ERROR_BYTES)
+        body = await beginning_of(reply, MAX_ERROR_BYTES, may_break=reply.status in PASSED_ON)
         return self._refused(journey, reply.status, normalise(reply.status, body), retry_after_of(reply), replica)
 
     def _refused(
@@ -170,13 +170,21 @@ def ended(journey: Journey, tap: Tap) -> Outcome:
     return Outcome(Ending.COMPLETED, 200, usage)
 
 
-async def beginning_of(reply: UpstreamReply, limit_bytes: int) -> bytes:
-    """The body, or its first `limit_bytes`: engines have put the whole request into each of a thousand findings."""
+async def beginning_of(reply: UpstreamReply, limit_bytes: int, *, may_break: bool) -> bytes:
+    """The body, or its first `limit_bytes`: engines have put the whole request into each of a thousand findings.
+
+    With `may_break` also what came before the connection broke. An engine that refuses a body before it has read all
+    of it closes in its face, which resets the connection, and takes back what of its answer was not yet on its way.
+    """
     parts: list[bytes] = []
     size = 0
-    while size < limit_bytes and (data := await reply.read()):
-        parts.append(data)
-        size += len(data)
+    try:
+        while size < limit_bytes and (data := await reply.read()):
+            parts.append(data)
+            size += len(data)
+    except UpstreamBroken:
+        if not may_break:
+            raise
     return b"".join(parts)[:limit_bytes]
 
 

@@ -293,6 +293,20 @@ async def test_a_400_of_a_hundred_megabytes_is_a_400_of_some_kilobytes() -> None
     assert made.reply.bytes_read < 3_000_000, "the rest is not even read"
 
 
+@pytest.mark.parametrize("body", [b"", error_body(413, "too long")[:30]])
+async def test_a_refusal_whose_end_is_lost_to_a_reset_is_that_refusal(body: bytes) -> None:
+    made = Exchange(*[body] * bool(body), UpstreamBroken("reset", response_began=True), status=413)
+    assert (await made.run()).ending is Ending.ENGINE_REFUSED
+    assert made.caller.refusal is not None and made.caller.refusal[0] == 413
+    assert ("too l" in made.caller.refusal[1]) is bool(body)
+
+
+async def test_a_failure_whose_end_is_lost_to_a_reset_may_be_what_broke_the_engine() -> None:
+    made = Exchange(error_body(500)[:25], UpstreamBroken("reset", response_began=True), status=500)
+    with pytest.raises(UpstreamBroken):
+        await made.run()
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_full_engine_is_busy_and_says_when_to_come_back(status: int, is_stream: bool) -> None:
