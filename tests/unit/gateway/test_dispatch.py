@@ -203,8 +203,8 @@ async def test_a_plain_answer_given_up_everywhere_is_an_upstream_error() -> None
 
 
 async def test_an_error_as_first_event_has_a_status_of_its_own_and_costs_nothing() -> None:
-    world = World(FakeReply(b'data: {"error":{"message":"EngineCore died"}}\n\n', DONE))
-    with pytest.raises(EngineDied, match="EngineCore died"):
+    world = World(FakeReply(b'data: {"error":{"message":"EngineCore encountered an issue."}}\n\n', DONE))
+    with pytest.raises(EngineDied, match="EngineCore encountered"):
         await world.serve(stream=True)
     assert not world.caller.status
     outcome = world.outcome()

@@ -35,7 +35,11 @@ from gateway.upstream.forward import Forwarder
 from gateway.upstream.journey import Journey
 
 ABORT_EVENT = event("", "abort")
-ERROR_EVENT = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","code":500}}\n\n'
+ERROR_EVENT = b'data: {"error":{"message":"out of memory","type":"InternalServerError","code":500}}\n\n'
+DEATH = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+DEATH_EVENT = (
+    b'data: {"error":{"message":"%b","type":"InternalServerError","param":null,"code":500}}\n\n' % DEATH.encode()
+)
 
 
 class Exchange:
@@ -348,19 +352,38 @@ async def test_any_other_status_is_the_engines_failure(status: int) -> None:
     assert not made.caller.has_started and not made.log
 
 
-@pytest.mark.parametrize(
-    "message",
-    ["EngineCore encountered an issue. See stack trace (above) for the root cause.", "EngineDeadError: core is dead"],
-)
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_the_death_of_an_engine_is_told_from_its_failures(message: str, is_stream: bool) -> None:
-    made = Exchange(error_body(500, message), status=500, stream=is_stream)
+async def test_the_death_of_an_engine_is_told_from_its_failures(is_stream: bool) -> None:
+    made = Exchange(error_body(500, DEATH), status=500, stream=is_stream)
     with pytest.raises(EngineDied):
         await made.run()
-    made = stream(b'data: {"error":{"message":"%b","code":500}}\n\n' % message.encode(), DONE)
+    made = stream(DEATH_EVENT, DONE)
     with pytest.raises(EngineDied):
         await made.run()
     assert not made.caller.has_started
+
+
+async def test_a_gateway_in_front_of_the_engine_tells_its_death_by_code() -> None:
+    body = json.dumps({"error": {"message": "The engine died: …", "type": "upstream_error", "code": "engine_died"}})
+    with pytest.raises(EngineDied):
+        await Exchange(body.encode(), status=502).run()
+
+
+@pytest.mark.parametrize("message", ["cannot do: tell me of EngineCore and EngineDeadError", "no: " + DEATH])
+async def test_a_prompt_that_an_engine_repeats_does_not_set_it_aside(message: str) -> None:
+    with pytest.raises(EngineFailed):
+        await Exchange(error_body(500, message), status=500).run()
+    made = stream(event("Hel"), b'data: {"error":{"message":"%b","code":500}}\n\n' % message.encode(), DONE)
+    assert (await made.run()).error_code == "engine_failed"
+
+
+@pytest.mark.parametrize("status", [400, 402, 408, 418, 499])
+async def test_no_refusal_of_a_request_is_a_death(status: int) -> None:
+    made = Exchange(error_body(status, DEATH), status=status)
+    try:
+        assert (await made.run()).ending is Ending.ENGINE_REFUSED
+    except EngineFailed:
+        assert status != 400
 
 
 # --- a first event that says that there is no stream --------------------------------------------------------
