@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.config.schema import RetrySection, TimeoutsSection
 from gateway.domain.errors import EngineDied, GatewayError, UpstreamError
-from gateway.domain.outcome import Outcome
+from gateway.domain.outcome import Ending, Outcome
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest
 from gateway.fleet.registry import Registry
@@ -93,7 +93,7 @@ class Attempts:
             )
             reply = await self._transport.send(replica.url, upstream, deadlines)
             try:
-                return await self._forwarder.forward(journey, reply, replica)
+                outcome = await self._forwarder.forward(journey, reply, replica)
             finally:
                 reply.close()
         except UpstreamError as exc:
@@ -102,6 +102,9 @@ class Attempts:
             raise
         finally:
             self._fleet.end(replica)
+        if outcome.ending is Ending.UPSTREAM_ERROR and outcome.error_code == EngineDied.code:  # told in mid-stream
+            self._fleet.set_aside(replica, "its engine died")
+        return outcome
 
     async def count_tokens(self, request: InferenceRequest, replicas: Sequence[ReplicaRecord]) -> int | None:
         """The prompt's tokens by a replica's own tokenizer and chat template: the first that takes the connection.

@@ -99,12 +99,15 @@ class Forwarder:
                 rest = tap.finish()
                 if tap.saw_done:
                     course.pass_on(rest)
-        except UpstreamError:
             if course.outcome is None:
-                raise  # what follows the end mark can be missing
-        if course.outcome is None:
-            # half an event may be left: it is not passed on, it would spoil the error event that now comes
-            raise UpstreamBroken(CUT, response_began=True)
+                # half an event may be left: it is not passed on, it would spoil the error event that now comes
+                raise UpstreamBroken(CUT, response_began=True)
+        except UpstreamError as exc:
+            if course.outcome is None:  # else only what follows the end mark is missing
+                if has_died(tap):
+                    raise EngineDied("The engine died.") from exc
+                raise
+        assert course.outcome is not None
         caller.finish()
         return course.outcome
 
@@ -112,8 +115,7 @@ class Forwarder:
         """The first event of a stream says that there is no stream. Raises as a plain reply with that status would."""
         if error is None:
             raise EngineFailed("The engine gave up this request before it began.")
-        status = error.code if isinstance(error.code, int) and 400 <= error.code < 600 else 500
-        return self._refused(journey, status, error, None, replica)
+        return self._refused(journey, status_in(error), error, None, replica)
 
     async def _refusal(self, journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
         body = await beginning_of(reply, MAX_ERROR_BYTES, may_break=reply.status in PASSED_ON)
@@ -166,9 +168,21 @@ CUT = "The engine ended the stream before it was finished."
 
 def ended(journey: Journey, tap: Tap) -> Outcome:
     usage = journey.cut_off()
+    if has_died(tap):
+        return Outcome(Ending.UPSTREAM_ERROR, 200, usage, EngineDied.code)
     if tap.error is not None or tap.was_given_up:
-        return Outcome(Ending.UPSTREAM_ERROR, 200, usage, "engine_failed")
+        return Outcome(Ending.UPSTREAM_ERROR, 200, usage, EngineFailed.code)
     return Outcome(Ending.COMPLETED, 200, usage)
+
+
+def has_died(tap: Tap) -> bool:
+    """By an error event in mid-stream."""
+    return tap.error is not None and tells_death(status_in(tap.error), tap.error)
+
+
+def status_in(error: EngineError) -> int:
+    """That of an error event, which it has as its code."""
+    return error.code if isinstance(error.code, int) and 400 <= error.code < 600 else 500
 
 
 def tells_death(status: int, error: EngineError) -> bool:
