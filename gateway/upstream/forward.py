@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 
 from gateway.domain.errors import EngineBusy, EngineDied, EngineFailed, UpstreamBroken, UpstreamError
 from gateway.domain.outcome import Ending, Outcome, Usage
@@ -32,6 +33,7 @@ BUSY_RETRY_S = 2.0
 COMMENTS = re.compile(rb"(?::[^\r\n]*|[\r\n])*")  # of an engine that says that it is alive, and empty lines
 MAX_HELD_BYTES = 65_536
 MAX_RETRY_S = 3600.0
+END_S = 1.0  # within which the body of a stream has to end after its end mark; engines send both in one go
 
 
 class Forwarder:
@@ -85,30 +87,32 @@ class Forwarder:
             raise UpstreamBroken(CUT, response_began=True)
         journey.first_byte_at = time.monotonic()
         caller.start(200, (*STREAM_HEADERS, *headers))
-        course = _Course(journey, tap)
+        course = _Course(journey, tap, reply.close)
         fast = None
         try:
             if not course.pass_on(out):
                 await caller.drained()
             if is_open:
-                caller.on_room = reply.resume
-                if (chunks := caller.chunks) is not None:
-                    fast = FastPath(chunks, asyncio.get_running_loop().time)
-                    caller.fast_path = tap.fast_path = fast
+                if course.outcome is None:
+                    caller.on_room = reply.resume
+                    if (chunks := caller.chunks) is not None:
+                        fast = FastPath(chunks, asyncio.get_running_loop().time)
+                        caller.fast_path = tap.fast_path = fast
                 await reply.relay(course.take, fast)
-                rest = tap.finish()
-                if tap.saw_done:
-                    course.pass_on(rest)
+                if course.outcome is None:
+                    rest = tap.finish()
+                    if tap.saw_done:
+                        course.pass_on(rest)
             if course.outcome is None:
                 # half an event may be left: it is not passed on, it would spoil the error event that now comes
                 raise UpstreamBroken(CUT, response_began=True)
-        except UpstreamError as exc:
-            if course.outcome is None:  # else only what follows the end mark is missing
-                if has_died(tap):
+        except (UpstreamError, asyncio.CancelledError) as exc:
+            if course.outcome is None:  # else the caller has all of it, and only the connection is lost
+                if has_died(tap) and isinstance(exc, UpstreamError):
                     raise EngineDied("The engine died.") from exc
                 raise
-        assert course.outcome is not None
-        caller.finish()
+        finally:
+            course.stop_waiting()
         return course.outcome
 
     def _failed_at_once(self, journey: Journey, error: EngineError | None, replica: ReplicaRecord) -> Outcome:
@@ -139,17 +143,26 @@ class Forwarder:
 
 
 class _Course:
-    """A stream under way: each read goes through the tap to the caller, in the callback that brought it."""
+    """A stream under way: each read goes through the tap to the caller, in the callback that brought it.
 
-    __slots__ = ("_journey", "_tap", "_write", "outcome")
+    The end mark ends the caller's reply at once. What the engine sends behind it, in later reads, goes nowhere: it is
+    only waited for, END_S long, so that its connection can serve again.
+    """
 
-    def __init__(self, journey: Journey, tap: Tap) -> None:
+    __slots__ = ("_cut", "_journey", "_tap", "_timer", "_write", "outcome")
+
+    def __init__(self, journey: Journey, tap: Tap, cut: Callable[[], None]) -> None:
+        """`cut` ends the engine's reply."""
         self._journey = journey
         self._tap = tap
         self._write = journey.caller.write
+        self._cut = cut
+        self._timer: asyncio.TimerHandle | None = None
         self.outcome: Outcome | None = None  # known once the end mark came
 
     def take(self, data: bytes) -> bool:
+        if self.outcome is not None:
+            return True
         tap = self._tap
         out = tap.feed(data)
         if tap.saw_done:
@@ -157,10 +170,18 @@ class _Course:
         return self._write(out) if out else True
 
     def pass_on(self, out: bytes) -> bool:
-        if self._tap.saw_done and self.outcome is None:
-            self.outcome = outcome = ended(self._journey, self._tap)
-            self._journey.settle(outcome)
-        return self._write(out) if out else True
+        if not self._tap.saw_done:
+            return self._write(out) if out else True
+        out += self._tap.finish()
+        self.outcome = outcome = ended(self._journey, self._tap)
+        self._timer = asyncio.get_running_loop().call_later(END_S, self._cut)
+        self._journey.settle(outcome)
+        self._journey.caller.finish(out)
+        return True
+
+    def stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 CUT = "The engine ended the stream before it was finished."

@@ -84,9 +84,9 @@ class Silence:
     def __init__(self) -> None:
         self.reached = asyncio.Event()
 
-    async def wait(self) -> None:
+    async def wait(self, end: asyncio.Event | None = None) -> None:
         self.reached.set()
-        await asyncio.Event().wait()
+        await (end or asyncio.Event()).wait()
 
 
 Part = bytes | Exception | Silence
@@ -102,6 +102,7 @@ class FakeReply:
         self.bytes_read = 0
         self._parts = list(parts)
         self._room = asyncio.Event()
+        self._closed = asyncio.Event()
         self.was_held = False  # by a taker that had no room
 
     async def read(self) -> bytes:
@@ -111,8 +112,8 @@ class FakeReply:
         if isinstance(part, Exception):
             raise part
         if isinstance(part, Silence):
-            await part.wait()
-            raise AssertionError("silence never ends")
+            await part.wait(self._closed)
+            raise UpstreamBroken("The reply was closed before its end.", response_began=True)
         self.bytes_read += len(part)
         return part
 
@@ -136,6 +137,7 @@ class FakeReply:
 
     def close(self) -> None:
         self.is_closed = True
+        self._closed.set()
 
 
 class FakeTransport:

@@ -316,11 +316,16 @@ async def test_leaving_between_usage_and_end_mark_costs_what_the_engine_told() -
     assert world.outcome() == Outcome(Ending.CLIENT_GONE, 499, Usage(40, 50))
 
 
-async def test_leaving_after_the_end_mark_is_settled_as_completed() -> None:
+async def test_a_gateway_that_stops_after_the_end_mark_has_completed_the_request() -> None:
     silence = Silence()
     world = World(FakeReply(*EVENTS, usage_event(40, 3), DONE, silence))
-    await world.serve_until(silence, stream=True)
+    task = asyncio.create_task(world.serve(stream=True))
+    await asyncio.wait_for(silence.reached.wait(), 5)
+    assert world.caller.is_finished
+    task.cancel()
+    await task
     assert world.outcome() == Outcome(Ending.COMPLETED, 200, Usage(40, 3))
+    assert (world.record.ending, world.record.error_code) == ("completed", None)
 
 
 async def test_leaving_while_the_prompt_is_counted_reserves_nothing() -> None:

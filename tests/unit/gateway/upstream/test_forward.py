@@ -31,6 +31,7 @@ from gateway.domain.errors import (
 )
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.request import InferenceRequest
+from gateway.upstream import forward
 from gateway.upstream.forward import Forwarder
 from gateway.upstream.journey import Journey
 
@@ -258,6 +259,45 @@ async def test_a_reset_behind_the_end_mark_takes_nothing_away() -> None:
     assert made.caller.is_finished
 
 
+# --- the end mark -------------------------------------------------------------------------------------------
+
+
+async def test_the_callers_reply_ends_with_the_end_mark_though_the_engine_does_not() -> None:
+    silence = Silence()
+    made = stream(*TWO, usage_event(7, 2), DONE, silence)
+    task = asyncio.create_task(made.run())
+    await silence.reached.wait()
+    assert made.caller.is_finished and made.log == [SETTLED, "caller sees the end"]
+    assert made.caller.writes == [*TWO, DONE]
+    made.reply.close()
+    assert await task == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.log == [SETTLED, "caller sees the end"], "settled once"
+
+
+@pytest.mark.parametrize("reads", [[*TWO, DONE], [b"".join((*TWO, DONE))], [*TWO, DONE[:9], DONE[9:]]])
+async def test_an_engine_that_never_ends_its_body_is_cut(reads: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "END_S", 0)
+    made = stream(*reads, Silence())
+    async with asyncio.timeout(5):
+        assert (await made.run()).ending is Ending.COMPLETED
+    assert made.reply.is_closed
+
+
+async def test_what_stands_behind_the_end_mark_goes_out_with_it_and_what_comes_later_does_not() -> None:
+    made = stream(*TWO, DONE + b": bye\n\n" + b"data: ha", b"lf\n\n", event("more"), DONE, ERROR_EVENT)
+    assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(30, 2))
+    assert made.caller.writes == [*TWO, DONE + b": bye\n\n" + b"data: ha"]
+    assert made.log == ["settled completed Usage(prompt_tokens=30, completion_tokens=2)", "caller sees the end"]
+
+
+async def test_a_caller_without_room_gets_its_end_all_the_same() -> None:
+    made = stream(b"".join((*TWO, DONE)), event("more"), event("more"))
+    made.caller.is_slow = True
+    async with asyncio.timeout(5):
+        assert (await made.run()).ending is Ending.COMPLETED
+    assert made.caller.is_finished and not made.reply.was_held
+
+
 @pytest.mark.parametrize("failing", [ERROR_EVENT, ABORT_EVENT], ids=["error", "abort"])
 async def test_an_engines_own_failure_event_is_passed_on_and_counts_as_its_failure(failing: bytes) -> None:
     made = stream(event("Hel"), failing, DONE)
@@ -470,6 +510,17 @@ async def test_a_stream_of_named_events_goes_through_whole_and_is_settled_by_its
     assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
     assert made.caller.body == piece + piece + end
     assert made.log == [SETTLED, "caller sees the end"]
+
+
+@pytest.mark.parametrize(("endpoint", "piece", "end"), NAMED)
+async def test_the_last_named_event_ends_the_callers_reply(
+    endpoint: Endpoint, piece: bytes, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "END_S", 0)
+    made = stream(piece, end, piece, Silence(), endpoint=endpoint)
+    async with asyncio.timeout(5):
+        assert await made.run() == Outcome(Ending.COMPLETED, 200, Usage(7, 2))
+    assert made.caller.body == piece + end and made.log == [SETTLED, "caller sees the end"]
 
 
 @pytest.mark.parametrize(("endpoint", "piece", "end"), NAMED)
