@@ -12,7 +12,9 @@ import json
 import os
 import random
 import socket
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 EXAMPLES = int(os.environ.get("POOLGATE_FUZZ_EXAMPLES", "40"))
 COMMENT = b": keep-alive\n\n"
 DEADLINES = {"first_byte_s": 0.3, "gap_s": 0.3, "write_s": 0.3, "body_s": 0.3, "connect_s": 2, "total_s": 60}
+TRIES = 4
+SLOW_TURN_S = 0.03  # of the loop; ten of them are a deadline
+OF_DEADLINES = {"upstream_timeout", "client_closed_request", "request_timeout"}
 FLOOD_BYTES = 60_000  # of one event; sixteen of them are more than a small reader's buffers hold
 
 
@@ -280,30 +285,82 @@ async def test_a_few_mixes_that_nobody_has_seen_before(world: World, seed: int) 
 
 
 async def play(world: World, asks: list[Ask], has_comments: bool) -> None:
+    """Once; again if the machine was too slow for an engine, or a caller, to be in time for the gateway's deadlines.
+
+    They share one event loop: a few turns of a tenth of a second each, and who meant to go on at once was silent for
+    the 0.3 s of a deadline.
+    """
+    for _ in range(TRIES - 1):
+        async with longest_turn() as turn:
+            late = await play_once(world, asks, has_comments)
+        if not late:
+            return
+        if turn.longest_s < SLOW_TURN_S:
+            raise late[0]
+    if late := await play_once(world, asks, has_comments):
+        raise late[0]
+
+
+async def play_once(world: World, asks: list[Ask], has_comments: bool) -> list[BaseException]:
+    """Raises what is wrong; gives what may be wrong only because a deadline of the gateway's passed."""
     gateway = world.commenting if has_comments else world.plain
     process = psutil.Process()
     tasks, files = asyncio.all_tasks(), process.num_fds()
     gateway.forget()
-    answers = await asyncio.gather(*(call(world, gateway, ask) for ask in asks), return_exceptions=True)
-    for answer_ in answers:
-        if isinstance(answer_, BaseException):
-            raise answer_
+    names = [f"s{next(world.names)}" for _ in asks]
+    answers = await asyncio.gather(
+        *(call(world, gateway, ask, name) for ask, name in zip(asks, names, strict=True)), return_exceptions=True
+    )
     await eventually(lambda: not any(gateway.left().values()))
     gateway.drop_idle()
     await eventually(lambda: gateway.wire.idle == 0)
     await eventually(lambda: asyncio.all_tasks() <= tasks)
     await eventually(lambda: process.num_fds() <= files)
     records = gateway.records
+    passed = {record.request_id for record in records if record.error_code in OF_DEADLINES}
+    late = []
+    for name, answer_ in zip(names, answers, strict=True):
+        if isinstance(answer_, BaseException):
+            if not isinstance(answer_, AssertionError) or name not in passed:
+                raise answer_
+            late.append(answer_)
     assert gateway.begun == len(records) >= sum(ask.manner != "breaks off asking" for ask in asks)
     assert all(record.ending and record.status for record in records), records
     assert "failed" not in {record.ending for record in records}
+    return late
 
 
-async def call(world: World, gateway: InnerGateway, ask: Ask) -> None:
-    name = f"s{next(world.names)}"
+@dataclass
+class Turn:
+    longest_s: float = 0.0
+
+
+@asynccontextmanager
+async def longest_turn() -> AsyncIterator[Turn]:
+    """Of the loop, while the block runs."""
+    turn = Turn()
+
+    async def watch() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0)
+            turn.longest_s = max(turn.longest_s, time.monotonic() - before)
+            await asyncio.sleep(0.005)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield turn
+    finally:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
+
+
+async def call(world: World, gateway: InnerGateway, ask: Ask, name: str) -> None:
     world.asks[name.encode()] = ask
     fields = json_fields(ask.endpoint, "chat", **({"stream": ask.stream} if ask.endpoint in DIALECTS else {}))
-    request = request_bytes(ask.endpoint.value, fields, headers=[("x-session-id", name)])
+    headers = [("x-session-id", name), ("x-request-id", name)]
+    request = request_bytes(ask.endpoint.value, fields, headers=headers)
     small = 4096 if ask.manner == "stops reading" else None
     async with Caller(gateway.url, receive_buffer=small) as caller:
         match ask.manner:
