@@ -121,6 +121,20 @@ async def test_one_request_takes_down_one_engine_after_the_other(tmp_path: Path,
         assert "Traceback" not in gateway.log.read_text()
 
 
+async def test_engine_that_died_in_mid_stream_takes_the_next_requests_along(tmp_path: Path, redis_url: str) -> None:
+    """Nobody told that it died. Its port is gone with it, so the next one is refused, moves on, and sets it aside."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(running_fake_engine(name="tiny", key="")) for _ in range(2)]
+        pools = {"tiny": {"urls": [engine.url for engine in engines], "served_name": "tiny"}}
+        gateway = await stack.enter_async_context(running_gateway(tmp_path, redis_url, pools=pools))
+        assert {(await gateway.chat()).status_code for _ in range(6)} == {200}  # both keep idle connections
+        events = await gateway.events(max_tokens=20, x_fake={"die_after": 3})
+        assert json.loads(events[-1])["error"]["code"] == "upstream_broken"
+        replies = await asyncio.gather(*(gateway.chat() for _ in range(20)))
+        assert {reply.status_code for reply in replies} == {200}
+        assert sum(engine.process.returncode is None for engine in engines) == 1
+
+
 # --- what can never work --------------------------------------------------------------------------------------------
 
 
