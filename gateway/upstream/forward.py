@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 
 from gateway.domain.errors import EngineBusy, EngineDied, EngineFailed, UpstreamBroken, UpstreamError
@@ -106,7 +107,7 @@ class Forwarder:
             if course.outcome is None:
                 # half an event may be left: it is not passed on, it would spoil the error event that now comes
                 raise UpstreamBroken(CUT, response_began=True)
-        except (UpstreamError, asyncio.CancelledError) as exc:
+        except (UpstreamError, CancelledError) as exc:
             if course.outcome is None:  # else the caller has all of it, and only the connection is lost
                 if has_died(tap) and isinstance(exc, UpstreamError):
                     raise EngineDied("The engine died.") from exc
