@@ -156,7 +156,7 @@ async def outcome_of(sent: Sent) -> tuple[dict[str, Any], int]:
         "reply": (reply.status, reply.body, reply.is_whole),
         "outcome": (passage.outcome, passage.settled, repr(passage.error), passage.was_cancelled),
         "replica": (passage.freed, passage.socket.is_closed),
-        "tap": tap and (tap.events, tap.usage, tap.saw_done, tap.saw_finish, tap.was_given_up, tap.error),
+        "tap": tap and (tap.events, tap.usage, tap.saw_done, tap.was_given_up, tap.error),
         "cost": journey.cut_off(),
     }, passage.short
 
