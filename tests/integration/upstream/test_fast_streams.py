@@ -22,8 +22,7 @@ from gateway.edge.front import Front
 from gateway.upstream.fast_path import FastPath
 
 from .conftest import Pair
-from .test_takers import Taker
-from .test_wire_promises import PATIENT, POST
+from .exchanges import PATIENT, POST, Taker
 
 CHAT = {"model": "chat", "messages": MESSAGES, "stream": True}
 PATH = "/v1/chat/completions"
