@@ -18,7 +18,6 @@ from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstr
 from fakes.stage import DONE
 
 from gateway.edge.context import Exchange
-from gateway.edge.front import Front
 from gateway.upstream.fast_path import FastPath
 
 from .conftest import Pair
@@ -120,11 +119,11 @@ async def test_a_caller_who_was_just_cut_off_is_not_written_to(
     async with gateway_to(upstream, tmp_path, redis_url, complaints) as gateway, Caller(gateway.url) as caller:
         await caller.ask(PATH, CHAT)
         await eventually(lambda: ways.short > 3)
-        ((exchange,), (front,)) = gateway.runtime.exchanges, gateway.state.connections
-        assert isinstance(exchange, Exchange) and isinstance(front, Front) and exchange.fast_path is not None
+        (exchange,) = gateway.runtime.exchanges
+        assert isinstance(exchange, Exchange) and exchange.fast_path is not None and exchange.chunks is not None
         path, read = exchange.fast_path, chunk(text("late "))
         assert path.take(read)
-        front.transport.abort()
+        exchange.chunks.abort()
         for _ in range(5):
             assert not path.take(read)
             await asyncio.sleep(0)
@@ -235,7 +234,7 @@ class Kept(asyncio.WriteTransport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         _, _, rest = bytes(data).partition(b"\r\n")
-        self._taker.data += rest[:-2]
+        self._taker.reads.append(rest[:-2])
 
     def is_closing(self) -> bool:
         return False
@@ -259,7 +258,11 @@ async def test_a_reply_comes_over_tls_as_it_does_without(both: Pair) -> None:
         taker = Taker()
         fast = FastPath(Kept(taker), asyncio.get_running_loop().time)
         fast.open(pieces[0])
-        taker.on_take = lambda: fast.open(pieces[0])
-        await asyncio.wait_for(reply.relay(taker, fast), 10)
+
+        def take(data: bytes) -> bool:
+            fast.open(pieces[0])
+            return taker(data)
+
+        await asyncio.wait_for(reply.relay(take, fast), 10)
         assert first + taker.data == b"".join(pieces)
         assert fast.events > 0 and both.transport.idle == 1
