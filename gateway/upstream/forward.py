@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from asyncio import CancelledError
-from collections.abc import Callable
 
 from gateway.domain.errors import EngineBusy, EngineDied, EngineFailed, UpstreamBroken, UpstreamError
 from gateway.domain.outcome import Ending, Outcome, Usage
@@ -88,7 +87,7 @@ class Forwarder:
             raise UpstreamBroken(CUT, response_began=True)
         journey.first_byte_at = time.monotonic()
         caller.start(200, (*STREAM_HEADERS, *headers))
-        course = _Course(journey, tap, reply.close)
+        course = _Course(journey, tap, reply)
         fast = None
         try:
             if not course.pass_on(out):
@@ -150,14 +149,13 @@ class _Course:
     only waited for, END_S long, so that its connection can serve again.
     """
 
-    __slots__ = ("_cut", "_journey", "_tap", "_timer", "_write", "outcome")
+    __slots__ = ("_journey", "_reply", "_tap", "_timer", "_write", "outcome")
 
-    def __init__(self, journey: Journey, tap: Tap, cut: Callable[[], None]) -> None:
-        """`cut` ends the engine's reply."""
+    def __init__(self, journey: Journey, tap: Tap, reply: UpstreamReply) -> None:
         self._journey = journey
         self._tap = tap
         self._write = journey.caller.write
-        self._cut = cut
+        self._reply = reply
         self._timer: asyncio.TimerHandle | None = None
         self.outcome: Outcome | None = None  # known once the end mark came
 
@@ -175,7 +173,8 @@ class _Course:
             return self._write(out) if out else True
         out += self._tap.finish()
         self.outcome = outcome = ended(self._journey, self._tap)
-        self._timer = asyncio.get_running_loop().call_later(END_S, self._cut)
+        if not self._reply.is_whole:
+            self._timer = asyncio.get_running_loop().call_later(END_S, self._reply.close)
         self._journey.settle(outcome)
         self._journey.caller.finish(out)
         return True

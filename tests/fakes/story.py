@@ -105,6 +105,10 @@ class FakeReply:
         self._closed = asyncio.Event()
         self.was_held = False  # by a taker that had no room
 
+    @property
+    def is_whole(self) -> bool:
+        return not self._parts
+
     async def read(self) -> bytes:
         if not self._parts:
             return b""
