@@ -95,11 +95,8 @@ class WireReply:
 
     async def read(self) -> bytes:
         while True:
-            chunks = self.chunks
-            if chunks:
-                data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                chunks.clear()
-                self.unread_bytes = 0
+            if self.chunks:
+                data = self._taken()
                 if self._line is not None:
                     self._line.resume()
                 return data
@@ -113,7 +110,16 @@ class WireReply:
                 self.close()
                 raise
 
+    def _taken(self) -> bytes:
+        chunks = self.chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self.unread_bytes = 0
+        return data
+
     async def read_all(self, limit_bytes: int) -> bytes:
+        if self.is_whole and self._error is None and self.unread_bytes <= limit_bytes:  # came with its head, mostly
+            return self._taken()
         parts: list[bytes] = []
         size = 0
         while data := await self.read():
@@ -214,14 +220,10 @@ class WireReply:
         return None if fast is None or self._is_held or self.chunks or self._line is None else fast.take
 
     def _hand_over(self) -> None:
-        chunks = self.chunks
-        if not chunks or self._is_held or self._take is None:
+        if not self.chunks or self._is_held or self._take is None:
             return
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        self.unread_bytes = 0
         try:
-            self._is_held = not self._take(data)
+            self._is_held = not self._take(self._taken())
         except Exception as exc:
             self.spoil(exc)
         if self._line is not None:
