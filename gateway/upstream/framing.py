@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+USUAL = frozenset({b"content-type", b"x-request-id", b"authorization"})  # sent with every request: asked first
 # what this transport writes itself, or never wants: with `expect` the engine would wait for a body that is on its way
 NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
 
@@ -68,20 +70,27 @@ def request_head(address: Address, request: UpstreamRequest) -> bytes:
     Raises InternalError when a line break hides in a name, value or path: it would let a caller write headers, or
     a request, of its own.
     """
-    headers = [header for header in request.headers if _travels(header[0])]
-    if len(headers) < len(request.headers):  # perhaps `connection`, which names more to leave out
-        named = {token for name, value in request.headers if name.lower() == b"connection" for token in _tokens(value)}
-        headers = [header for header in headers if header[0].lower() not in named]
     lines = [
         _opening(request.method, address.base_path, request.path, address.host_header),
         b"content-length: %d" % len(request.body),
     ]
-    lines += [b"%b: %b" % header for header in headers]
+    for header in request.headers:
+        if header[0] not in USUAL and not _travels(header[0]):
+            headers = _travelling(request.headers)
+            lines[2:] = [b"%b: %b" % header for header in headers]
+            break
+        lines.append(b"%b: %b" % header)
     head = b"\r\n".join(lines)
     breaks = len(lines) + 1  # the opening has three lines
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
         raise InternalError("A header for the engine holds a line break.")
     return head + b"\r\n\r\n"
+
+
+def _travelling(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Without those that end here, and those that `connection` names beside them."""
+    named = {token for name, value in headers if name.lower() == b"connection" for token in _tokens(value)}
+    return [header for header in headers if _travels(header[0]) and header[0].lower() not in named]
 
 
 @lru_cache(maxsize=256)
