@@ -286,6 +286,10 @@ async def test_killed_supervisor_has_its_workers_ended_before_others_take_the_ca
 
 
 async def test_ctrl_c_under_load_leaves_no_process_and_gives_all_memory_back(line: GpuLine, idle_card: Card) -> None:
+    async def is_known() -> bool:  # to the gateway too, which asks twice a second who is ready
+        return (await line.post(model="large", max_tokens=1)).status_code == 200
+
+    await eventually(is_known, "the gateway sends requests to the worker that came back", 10)
     load = [asyncio.create_task(line.stream("large", 8000)) for _ in range(4)]
 
     async def runs() -> bool:
