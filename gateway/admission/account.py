@@ -115,6 +115,7 @@ class Account:
         "limits",
         "peak",
         "peak_before",
+        "quiet_ticks",
         "request_ledgers",
         "running",
         "slot_ledgers",
@@ -140,6 +141,7 @@ class Account:
         self.slots = 0 if self.slot_ledgers else UNLIMITED  # held in Redis, used or idle
         self.idle = 0 if self.slot_ledgers else UNLIMITED  # so many of them may be idle
         self.peak = self.peak_before = 0  # most that ran at once, in this and in the last tick
+        self.quiet_ticks = 0  # ticks in a row in which nothing was spent
         self.unit = 1  # tokens that a request lately asked for
         self.waiters: list[Waiter] = []
 

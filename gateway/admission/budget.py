@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 10.0
 TICK_S = 0.25  # idle leases and slots are looked after, and go back, so often
+QUIET_TICKS = 3  # of a caller who comes no more: then its lease goes back, be it renewed or not
 OWED_TICKS = 3  # what settled tickets owe waits so long for an exchange to go with, unless little is left of a limit
 AGAIN_S = 0.025  # what another process gives back as its request ends may still be on its way: ask once more
 MAX_WISHES = 16  # accounts in one exchange: a script holds up everybody else in Redis
@@ -177,6 +178,8 @@ class Budget:
         holdings.close(account)  # of a lease that was renewed in time, what is left
         until_s = sent_s + SPAN_S if account.has_windows else FOREVER
         lease = account.lease = grant.lease(wish, sent_s, until_s, answer.now_ms)
+        if wish.waiters:
+            account.quiet_ticks = 0
         if account.slot_ledgers:
             account.idle = grant.idle
             holdings.hold(account, sum(grant.verdicts) + grant.slots)
@@ -306,16 +309,20 @@ class Budget:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        """Leases that end before the next tick are renewed where they are used, else given back; so are idle slots."""
+        """Leases that end before the next tick are renewed; those that nobody uses go back, and so do idle slots."""
         self._timer = None
         has_returned = False
         now_s, holdings, is_away = self._clock(), self._holdings, self._link.is_away
         for account in list(holdings.active):
             lease = account.lease
-            if account.has_windows and lease.is_open and lease.until_s - now_s <= TICK_S:
-                if lease.spent > lease.seen and not is_away and now_s < lease.until_s:
+            account.quiet_ticks = 0 if lease.spent > lease.seen else account.quiet_ticks + 1
+            if account.has_windows and lease.is_open:
+                ends = lease.until_s - now_s <= TICK_S
+                if account.quiet_ticks >= QUIET_TICKS or (ends and (is_away or now_s >= lease.until_s)):
+                    has_returned = holdings.close(account) or has_returned
+                elif ends and lease.spent:
                     self._asking[account] = None
-                else:
+                elif ends:
                     has_returned = holdings.close(account) or has_returned
             if account.slot_ledgers:
                 holdings.trim(account, min(account.idle, max(account.peak, account.peak_before) - account.running))

@@ -119,6 +119,37 @@ async def test_what_is_taken_ahead_is_not_spent_after_a_second(redis_url: str) -
         assert gate.try_admit(caller, "chat", NO_LIMITS, 0) is None
 
 
+async def test_a_caller_who_paused_for_a_moment_is_not_kept_waiting_for_redis(
+    redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reply after the other of half a second each: there are looks at the lease between which nothing is spent."""
+    late_s = [0.0]
+    async with budgets(redis_url, clock=lambda: late_s[0]) as [budget]:
+        gate, caller = Gate(budget), Principal("k", None, "default", ("*",), Limits(5000))
+        account = budget.account([scope("key:k", rpm=5000)])
+        monkeypatch.setattr(budget, "_arm", lambda _: None)  # the looks come when this test wants them
+
+        async def look(now_s: float) -> None:
+            late_s[0] = now_s
+            budget._tick()
+            while budget._pump is not None:
+                await budget._pump
+
+        for _ in range(3):
+            await gate.admit(caller, "chat", NO_LIMITS, 0)
+        for now_s in (0.25, 0.5, 0.75):
+            await look(now_s)
+            if now_s == 0.25:
+                assert gate.try_admit(caller, "chat", NO_LIMITS, 0) is not None
+        late_s[0] = 1.1  # the first lease is over
+        assert gate.try_admit(caller, "chat", NO_LIMITS, 0) is not None
+        for now_s in (1.2, 1.3, 1.4, 1.5):
+            await look(now_s)
+        assert gate.try_admit(caller, "chat", NO_LIMITS, 0) is None, "who comes no more keeps nothing from others"
+        assert account.lease.requests == 0
+        assert await in_window(redis_client, "requests_per_min:key:k") == 5
+
+
 async def test_idle_units_and_slots_come_back_by_themselves(redis_url: str, redis_client: Redis) -> None:
     async with budgets(redis_url) as [budget]:
         for _ in range(20):
