@@ -65,8 +65,13 @@ class Registry:
     def snapshot(self) -> Snapshot:
         return self._snapshot
 
-    def set_aside(self, replica: ReplicaRecord, why: str) -> None:
-        """Nobody is alive there: leave it out for a moment. A server with a fixed URL has no one to mend its record."""
+    def set_aside(self, replica: ReplicaRecord, why: str, words: str = "") -> None:
+        """Nobody is alive there: leave it out for a moment. A server with a fixed URL has no one to mend its record.
+
+        `words`: more for the log, in words of ours.
+        """
+        if replica.id not in self._aside:
+            log.warning("replica %s (%s) is left out for %g s: %s. %s", replica.id, replica.url, ASIDE_S, why, words)
         self._aside[replica.id] = (self._clock() + ASIDE_S, why)
         self._rebuild()
 

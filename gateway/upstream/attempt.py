@@ -27,6 +27,7 @@ MAX_COUNT_BYTES = 64 << 20  # /tokenize answers with every token's number
 COUNT_DEADLINES = Deadlines(connect_s=1, first_byte_s=5, gap_s=5, total_s=10)
 # what may travel upstream of the caller's own headers; everything else stays here
 PASSED_HEADERS = frozenset({b"traceparent", b"tracestate", b"x-session-id"})
+ITS_ENGINE_DIED = "its engine died"
 
 
 class Attempts:
@@ -98,12 +99,15 @@ class Attempts:
                 reply.close()
         except UpstreamError as exc:
             if never_connected(exc) or isinstance(exc, EngineDied):
-                self._fleet.set_aside(replica, "refused a connection" if never_connected(exc) else "its engine died")
+                if never_connected(exc):
+                    self._fleet.set_aside(replica, "refused a connection", exc.message)
+                else:
+                    self._fleet.set_aside(replica, ITS_ENGINE_DIED)
             raise
         finally:
             self._fleet.end(replica)
         if outcome.ending is Ending.UPSTREAM_ERROR and outcome.error_code == EngineDied.code:  # told in mid-stream
-            self._fleet.set_aside(replica, "its engine died")
+            self._fleet.set_aside(replica, ITS_ENGINE_DIED)
         return outcome
 
     async def count_tokens(self, request: InferenceRequest, replicas: Sequence[ReplicaRecord]) -> int | None:
@@ -125,7 +129,7 @@ class Attempts:
                 if not never_connected(exc):
                     log.warning("replica %s could not count a prompt: %s", replica.id, exc)
                     return None
-                self._fleet.set_aside(replica, "refused a connection")
+                self._fleet.set_aside(replica, "refused a connection", str(exc))
         return None
 
 

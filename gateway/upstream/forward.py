@@ -29,6 +29,7 @@ STREAM_HEADERS = (
 )
 # the request's own fault: the engine's word stands. Not 401 and 403: those are about our key, not the caller's.
 PASSED_ON = frozenset({400, 404, 405, 409, 413, 415, 422, 501})
+NO_SUCH_PATH = "Not Found"  # vLLM, of a path that its kind of model does not have; of an unknown model it says more
 BUSY_RETRY_S = 2.0
 COMMENTS = re.compile(rb"(?::[^\r\n]*|[\r\n])*")  # of an engine that says that it is alive, and empty lines
 MAX_HELD_BYTES = 65_536
@@ -132,6 +133,10 @@ class Forwarder:
             raise EngineFailed(f"The engine answered {status}: it refused the gateway's key.")
         if replica.api_key:
             error = without_key(error, replica.api_key)
+        if status == 404 and error.message == NO_SUCH_PATH:
+            model, path = journey.request.model[:128], journey.request.endpoint.value
+            told = f"The model '{model}' does not serve {path}: its engine has no such path."
+            error = EngineError(told, error.type, "model", "path_not_served")
         if status in PASSED_ON:
             journey.caller.refuse(status, error.message, error.type, error.param, error.code, None)
             return Outcome(Ending.ENGINE_REFUSED, status, None, str(error.code) if error.code is not None else None)

@@ -156,7 +156,9 @@ async def test_a_refusal_of_the_engine_is_passed_on_and_the_next_request_is_serv
     for endpoint, model in ((Endpoint.CHAT, "embed"), (Endpoint.EMBEDDINGS, "chat"), (Endpoint.RERANK, "chat")):
         reply = await line.gateway.post(endpoint.value, json_fields(endpoint, model))
         assert (reply.status_code, reply.headers["x-poolgate-error-source"]) == (404, "engine")
-        assert reply.json()["error"]["message"] == "Not Found"
+        error = reply.json()["error"]
+        assert (error["code"], error["param"]) == ("path_not_served", "model")
+        assert f"'{model}' does not serve {endpoint.value}" in error["message"]
     assert (await line.post(Endpoint.EMBEDDINGS)).status_code == 200
     assert (await line.post(Endpoint.CHAT)).status_code == 200
 

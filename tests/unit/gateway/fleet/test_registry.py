@@ -123,6 +123,20 @@ async def test_a_replica_that_fails_again_is_left_out_from_then_on() -> None:
     assert registry.snapshot().replicas("a")[0].detail == "its engine died"
 
 
+async def test_the_log_says_why_a_replica_is_left_out_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    registry = Registry([FixedSource([A, B])], clock=clock)
+    await registry.refresh()
+    for _ in range(2):
+        for _ in range(5):
+            registry.set_aside(A, "refused a connection", "Its certificate is not trusted.")
+        clock.now += ASIDE_S + 0.1
+        await registry.refresh()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert all(A.id in line and A.url in line and "Its certificate is not trusted." in line for line in told)
+
+
 async def test_requests_in_flight_are_counted_and_never_fall_below_zero() -> None:
     registry = Registry([FixedSource([A, B])])
     registry.begin(A)
