@@ -68,6 +68,7 @@ class Budget:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._owed_ticks = 0
+        self._is_urgent = False  # what is owed does not wait for the next call
         self._expected = max(1, expected_processes)
         self.process_id = uuid.uuid4().hex
         self.processes = self._expected  # gateways alive, as last heard
@@ -272,10 +273,10 @@ class Budget:
     def owe(self, account: Account, lease: Lease) -> None:
         """As `Keeper` says; at once where little is left of a limit."""
         self._holdings.owe(account, lease)
+        self._arm(TICK_S)
         if lease.is_scarce and not self._link.is_away:
+            self._is_urgent = True
             self._kick()
-        elif self._timer is None:
-            self._arm(TICK_S)
 
     def release(self, account: Account) -> None:
         """As `Keeper` says; at once."""
@@ -293,8 +294,9 @@ class Budget:
     async def _run(self) -> None:
         try:
             while True:
+                self._is_urgent = False
                 await self._exchange()
-                if not self._asking and not self._holdings.is_due():
+                if not self._asking and not self._is_urgent and not self._holdings.is_due():
                     break
         except StoreUnavailable:
             self._arm(PROBE_S)  # the link has logged it

@@ -23,6 +23,7 @@ from gateway.upstream.fast_path import FastPath
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+MARK_BYTES = 4  # of the longest
 EARLY_BODY_BYTES = 65_536  # of a body that nobody has asked for yet; then its caller has to wait
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 COMMENT = b": keep-alive\n\n"
@@ -160,6 +161,8 @@ class Exchange:
             raise too_large(limit_bytes)
         if self._has_more_body:
             await self._rest_of_body(limit_bytes, silence_s, total_s)
+        elif self._body_bytes > EARLY_BODY_BYTES:  # reading was paused, and the end of the body was there already
+            self._line.resume_reading()  # for the caller's own end
         if self._body_bytes > limit_bytes:
             raise too_large(limit_bytes)
         if self._is_broken:
@@ -252,7 +255,7 @@ class Exchange:
 
     def write(self, data: bytes) -> bool:
         """Whether the client takes more at once; if not, `on_room` is called when it does."""
-        self._last = data
+        self._last = data if len(data) >= MARK_BYTES else (self._last + data)[-MARK_BYTES:]
         line = self._line
         if self._comment_timer is not None:
             self._wrote_at = asyncio.get_running_loop().time()

@@ -256,9 +256,12 @@ class Front(asyncio.Protocol):
             self._parser = None
             feeding.keep_alive = False
             feeding.break_body()
-        elif feeding is None and self._turns.current is not None:
+        elif feeding is not None and feeding.response_complete:  # it has its answer; nothing can be read behind it
             self._parser = None
-            self._turns.stop_behind_last()
+            if self._turns.current is None:
+                self._turns.transport.close()
+            else:
+                self._turns.stop_behind_last()
         else:
             self._refuse(400, "this is not HTTP/1.1", "invalid_request")
 
@@ -268,6 +271,9 @@ class Front(asyncio.Protocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer without asking anybody, since there is no request to speak of; then close."""
         turns = self._turns
-        if turns.current is None:
-            turns.transport.write(refusal(status, message, code, turns.new_id()))
+        if turns.current is not None:  # those ahead are answered, and then it ends
+            self._parser = None
+            turns.stop_behind_last()
+            return
+        turns.transport.write(refusal(status, message, code, turns.new_id()))
         turns.transport.close()

@@ -105,12 +105,13 @@ class GatewayServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {sig: signal.signal(sig, self.handle_exit) for sig in handled}
+        for sig in handled:
+            signal.signal(sig, self.handle_exit)
         try:
             yield
         finally:
-            for sig, handler in before.items():
-                signal.signal(sig, handler)
+            for sig in handled:  # the process is on its way out: one more must not turn its exit code into a death
+                signal.signal(sig, signal.SIG_IGN)
 
 
 def listen(host: str, port: int, *, write_s: float = 60) -> socket.socket:

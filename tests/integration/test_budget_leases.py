@@ -168,6 +168,32 @@ async def test_what_a_request_did_not_use_comes_back_by_itself(redis_url: str, r
         await eventually(lambda: is_down_to(redis_client, 30), "the refund is in Redis, though nobody else comes")
 
 
+async def test_what_is_owed_near_a_limit_does_not_get_lost_behind_a_call_that_is_on_its_way(
+    redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with budgets(redis_url) as [budget]:
+        first, second = [await reserve(budget, [scope(tpm=220)], 100) for _ in range(2)]
+        await eventually(lambda: rests(budget), "no look at the leases is to come")
+        send, is_on_its_way, may_go = budget._script.send, asyncio.Event(), asyncio.Event()
+
+        async def slow(exchange: Any, timeout_s: float | None) -> Any:
+            is_on_its_way.set()
+            await may_go.wait()
+            return await send(exchange, timeout_s)
+
+        monkeypatch.setattr(budget._script, "send", slow)
+        first.settle(used(30))
+        async with asyncio.timeout(10):
+            await is_on_its_way.wait()
+        second.settle(used(30))
+        may_go.set()
+        await eventually(lambda: is_down_to(redis_client, 60), "both refunds are in Redis", 5)
+
+
+async def rests(budget: Budget) -> bool:
+    return budget._timer is None
+
+
 async def lies_idle(redis: Redis, slots: int) -> bool:
     ahead = [key for key in await redis.hkeys("{poolgate}:requests_per_min:key:a") if key.startswith(b"p")]
     return not ahead and await held(redis) == slots

@@ -121,6 +121,23 @@ async def test_no_engine_works_on_for_a_caller_who_left(stage: Stage, way: Leavi
     await slot_is_free(stage)
 
 
+@pytest.mark.parametrize("kb", [30, 70, 100, 300])
+async def test_a_caller_with_a_long_prompt_who_left_is_noticed(stage: Stage, kb: int) -> None:
+    """His body comes faster than it is asked for, so that the gateway stops to read for a moment."""
+    await kept_connections_are_closed(stage)
+    asked = asyncio.Event()
+    stage.answer = silent_after(b"", asked)
+    async with Caller(stage.gateway.url) as caller:
+        prompt = [{"role": "user", "content": "x" * (kb * 1000)}]
+        await caller.ask("/v1/chat/completions", CHAT | {"messages": prompt}, key=ONE_AT_A_TIME)
+        async with asyncio.timeout(10):
+            await asked.wait()
+        caller.close()
+    await no_connection_is_used(stage)
+    assert (await stage.next_record())["ending"] == "client_gone"
+    await slot_is_free(stage)
+
+
 async def kept_connections_are_closed(stage: Stage) -> None:
     """Those of the requests before, which would wait for their next one."""
 

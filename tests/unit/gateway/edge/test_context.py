@@ -487,6 +487,20 @@ def test_the_first_comment_opens_the_stream_and_each_further_silence_gets_one(ti
     assert line.reply().pieces == [COMMENT] * 3
 
 
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+def test_an_event_whose_end_came_in_pieces_has_ended(end: bytes, timers: Timers) -> None:
+    mine, line = exchange()
+    mine.comment_every(5, SSE)
+    mine.start(200, SSE)
+    mine.write(b"data: 1")
+    timers.advance(5)
+    for byte in end:
+        assert COMMENT not in line.reply().pieces
+        mine.write(bytes([byte]))
+    timers.advance(5)
+    assert line.reply().pieces[-1] == COMMENT
+
+
 def test_no_comment_breaks_what_is_no_silence(timers: Timers) -> None:
     mine, line = exchange()
     mine.comment_every(5, SSE)

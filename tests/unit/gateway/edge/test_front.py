@@ -96,6 +96,24 @@ async def test_a_body_behind_an_early_refusal_is_dropped_and_the_next_request_he
     assert [reply.body for reply in client.replies()] == [b"a", b"b"]
 
 
+async def test_an_upload_that_was_held_back_when_it_was_whole_hides_no_end_of_its_caller() -> None:
+    work = Work(reads=True)
+    client = connected(work.handlers)
+    client.send(request("a", b"x" * 100_000))
+    await loop_turns()
+    assert len(work.bodies[0]) == 100_000
+    assert client.line.is_reading
+
+
+async def test_a_request_that_was_refused_early_gets_no_second_answer_for_its_broken_body() -> None:
+    client = connected(AT_ONCE)
+    client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await client.idle()
+    client.send(b"zz\r\n")
+    await loop_turns()
+    assert len(client.replies()) == 1 and client.line.is_closed
+
+
 async def test_an_upload_is_held_back_until_its_handler_asks_for_it() -> None:
     asked = asyncio.Event()
     bodies: list[bytes] = []

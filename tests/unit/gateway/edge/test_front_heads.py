@@ -79,6 +79,27 @@ async def test_garbage_behind_a_request_ends_the_connection_after_its_reply() ->
     assert client.line.is_closed and work.cancelled == 0
 
 
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"POST /a HTTP/1.1\r\nX-Long: " + b"a" * (HEAD_BYTES + 10) + b"\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n",
+    ],
+    ids=["too long", "connect"],
+)
+async def test_a_head_that_is_refused_does_not_cut_off_the_reply_ahead_of_it(behind: bytes) -> None:
+    work = Work()
+    client = connected(work.handlers)
+    client.send(request("a"))
+    await loop_turns()
+    client.send(behind)
+    await loop_turns()
+    assert not client.line.is_closed
+    await work.answer(0)
+    (reply,) = client.replies()
+    assert reply.body == b"a" and client.line.is_closed and work.cancelled == 0
+
+
 # --- another protocol -------------------------------------------------------------------------------------------
 
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
