@@ -13,7 +13,8 @@ from gateway.domain.replica import ReplicaRecord
 from gateway.upstream.engine_error import EngineError, normalise, without_key
 from gateway.upstream.fast_path import FastPath
 from gateway.upstream.journey import Journey
-from gateway.upstream.taps import Tap, tap_for
+from gateway.upstream.tap import Tap
+from gateway.upstream.taps import tap_for
 from gateway.upstream.transport import UpstreamReply
 from gateway.upstream.usage import reply_type, usage_of, was_given_up
 

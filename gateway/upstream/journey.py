@@ -15,7 +15,7 @@ from gateway.domain.record import AccessRecord
 from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest
 from gateway.upstream.fast_path import FastPath
-from gateway.upstream.taps import Tap
+from gateway.upstream.tap import Tap
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -1,4 +1,4 @@
-"""Reads usage, errors and the end of a reply from the side, while its bytes go through; the dispatcher calls it.
+"""Reads usage, errors and the end of a stream from the side, while its bytes go through. Made by `taps.tap_for`.
 
 Events are looked at as bytes: nothing is decoded that does not have to be, so a character cut in two, or a line
 separator inside a string, is no matter here. Most events of a stream cost a few substring counts.
@@ -11,12 +11,10 @@ import re
 import msgspec
 
 from gateway.domain.outcome import Usage
-from gateway.upstream.engine_error import EngineError, normalise
-from gateway.upstream.fast_path import FastPath
 from gateway.upstream.sse import event_ends, payload_of
+from gateway.upstream.tap import Tap
 from gateway.upstream.usage import UNREADABLE, PromptUsage
 
-_CR = 13  # as a number, which bytes look for fastest
 _PLAIN = (b'"finish_reason":null', b'"finish_reason": null')  # as engines write it, one way or the other
 
 MAX_EVENT_BYTES = 1 << 18  # of an event that has not ended; a longer one goes through unread
@@ -45,54 +43,27 @@ _usage_decoder = msgspec.json.Decoder(PromptUsage | None)
 _choices_decoder = msgspec.json.Decoder(list[_Choice])
 
 
-class StreamTap:
-    """The facts of one SSE stream. Feed it each read; pass on what it gives back, then what `finish` gives.
+class StreamTap(Tap):
+    """Of the streams that end with [DONE]. With `drop_usage_event` an event that has usage and no choices is taken out.
 
-    Nothing is changed but this: with `drop_usage_event`, an event that has usage and no choices is taken out whole.
-    To be able to, it then holds back an event that has not ended; a client could not have used that part anyway.
+    Nothing else is changed. To be able to, it then holds back an event that has not ended; a client could not have used
+    that part anyway. Events that carry choices are counted: neither usage alone, nor an error, nor the end mark.
     """
 
-    __slots__ = (
-        "_drops",
-        "_ended_in_cr",
-        "_events",
-        "_given",
-        "_is_skipping",
-        "_last_was_dropped",
-        "_plain",
-        "_tail",
-        "error",
-        "fast_path",
-        "saw_done",
-        "usage",
-        "was_given_up",
-    )
+    __slots__ = ("_drops", "_ended_in_cr", "_given", "_last_was_dropped", "_plain")
 
     def __init__(self, drop_usage_event: bool) -> None:
-        self._events = 0  # that came this way
-        self.fast_path: FastPath | None = None  # for the plain events of this stream
-        self.usage: Usage | None = None  # the last that the engine told
-        self.saw_done = False
-        self.was_given_up = False  # a finish_reason says so
-        self.error: EngineError | None = None  # of an error event; the first one's
+        super().__init__()
         self._drops = drop_usage_event
-        self._tail = b""  # of the event that has not ended
         self._given = 0  # bytes of `_tail` that have been passed on
-        self._is_skipping = False  # that event is too long to be read; `_tail` holds only its last bytes
         self._ended_in_cr = False  # the last event ended in CR and the read with it: a LF may belong to it
         self._last_was_dropped = False
         self._plain = _PLAIN[0]  # how this engine writes it
 
-    @property
-    def events(self) -> int:
-        """Those that carry choices: neither usage alone, nor an error, nor the end mark."""
-        return self._events if self.fast_path is None else self._events + self.fast_path.events
-
-    def feed(self, data: bytes) -> bytes:
-        """Takes a read, gives the bytes to pass on: the same object unless something is held back or taken out."""
+    def _pieces(self, data: bytes) -> int:
         events = data.count(b"\n\n")
         if (
-            events == data.count(self._plain)  # each a piece of an answer that goes on: nearly all of a stream are that
+            events == data.count(self._plain)  # each a piece of an answer that goes on
             and events == data.count(_CHOICE)  # and no other choice beside it has ended
             and data.count(b"\n") == 2 * events
             and data.endswith(b"\n\n")
@@ -104,16 +75,10 @@ class StreamTap:
             and b"\r" not in data
             and b"[DONE]" not in data
         ):
-            self._events += events
-            if events == 1 and self.fast_path is not None:
-                self.fast_path.open(data)
-            return data
-        if self.fast_path is not None:
-            self.fast_path.close()
-        return self._feed_any(data)
+            return events
+        return 0
 
     def finish(self) -> bytes:
-        """To be called when the body has ended: what was held back. Reads an event that lacks only its empty line."""
         tail, self._tail = self._tail, b""
         if not tail or self._is_skipping:
             return b""
@@ -188,8 +153,7 @@ class StreamTap:
         if usage is not None:
             self.usage = usage
         if bytes(fields.error) != b"null":
-            if self.error is None:
-                self.error = normalise(500, b'{"error":%b}' % bytes(fields.error))
+            self._note_error(fields.error)
             return False
         choices = bytes(fields.choices)
         if choices == b"null":

@@ -7,17 +7,16 @@ on as the same object. Most reads cost two substring counts.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import msgspec
 
 from gateway.domain.endpoint import StreamEnd
 from gateway.domain.outcome import Usage
 from gateway.domain.request import InferenceRequest
-from gateway.upstream.engine_error import EngineError, normalise
-from gateway.upstream.fast_path import FastPath
 from gateway.upstream.relay import StreamTap
 from gateway.upstream.sse import event_ends, payload_of
+from gateway.upstream.tap import Tap
 from gateway.upstream.usage import UNREADABLE, InputUsage
 
 # The last event of a response repeats its whole output, so it may be large; a longer one goes through unread
@@ -55,59 +54,29 @@ _input_usage = msgspec.json.Decoder(InputUsage | None)
 _delta = msgspec.json.Decoder(_Delta)
 
 
-class NamedTap(ABC):
-    """What both have in common: cutting reads into events, counting those that carry a piece of the answer."""
+class NamedTap(Tap):
+    """What both have in common: cutting reads into events, counting those that carry a piece of the answer.
 
-    __slots__ = (
-        "_events",
-        "_is_skipping",
-        "_tail",
-        "error",
-        "fast_path",
-        "saw_done",
-        "usage",
-        "was_given_up",
-    )
+    While it skips, `_tail` holds the beginning of the event and its last bytes.
+    """
+
+    __slots__ = ()
 
     piece: bytes  # ends the name of an event that carries a piece of the answer, with the next line's beginning
 
-    def __init__(self) -> None:
-        self._events = 0  # that came this way
-        self.fast_path: FastPath | None = None  # for events that are alike but for a piece of text
-        self.usage: Usage | None = None  # of the whole answer, once the engine told
-        self.saw_done = False  # the event that ends the stream
-        self.was_given_up = False
-        self.error: EngineError | None = None  # of an error event; the first one's
-        self._tail = b""  # of the event that has not ended
-        self._is_skipping = False  # it is too long to be read; `_tail` holds only its beginning and its last bytes
-
-    @property
-    def events(self) -> int:
-        """Those that carry a piece of the answer."""
-        return self._events if self.fast_path is None else self._events + self.fast_path.events
-
-    def feed(self, data: bytes) -> bytes:
-        """Takes a read and gives the same bytes to pass on."""
-        if not self._tail and data.endswith(b"\n\n"):
-            pieces = data.count(self.piece)  # a line end inside a string is escaped: no text looks like this
-            if pieces and pieces == data.count(b"\n\n"):
-                self._events += pieces
-                if pieces == 1 and self.fast_path is not None:
-                    self.fast_path.open(data)
-                return data
-        if self.fast_path is not None:
-            self.fast_path.close()
-        self._cut(data)
-        return data
-
     def finish(self) -> bytes:
-        """To be called when the body has ended; reads an event that lacks only its empty line."""
         tail, self._tail = self._tail, b""
         if tail:
             self._end(tail)
         return b""
 
-    def _cut(self, data: bytes) -> None:
+    def _pieces(self, data: bytes) -> int:
+        if self._tail or not data.endswith(b"\n\n"):
+            return 0
+        pieces = data.count(self.piece)  # a line end inside a string is escaped: no text looks like this
+        return pieces if pieces == data.count(b"\n\n") else 0
+
+    def _feed_any(self, data: bytes) -> bytes:
         old = self._tail
         buffer = old + data if old else data
         begin = 0
@@ -119,6 +88,7 @@ class NamedTap(ABC):
             self._is_skipping = True
         # the last bytes are kept to see where it ends; three, since CR LF CR LF may be cut
         self._tail = tail[:HEAD_BYTES] + tail[-3:] if self._is_skipping and len(tail) > HEAD_BYTES + 3 else tail
+        return data
 
     def _end(self, event: bytes) -> None:
         if self._is_skipping:
@@ -147,8 +117,7 @@ class NamedTap(ABC):
     def _fail(self, error: msgspec.Raw) -> None:
         """Anything that says it is an error ends these streams."""
         self.saw_done = True
-        if self.error is None:
-            self.error = normalise(500, b'{"error":%b}' % bytes(error))
+        self._note_error(error)
 
 
 _RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -239,8 +208,6 @@ class _Output(msgspec.Struct):
 
 
 _output = msgspec.json.Decoder(_Output)
-
-Tap = StreamTap | NamedTap
 
 
 def tap_for(request: InferenceRequest) -> Tap:
