@@ -28,6 +28,7 @@ COUNT_DEADLINES = Deadlines(connect_s=1, first_byte_s=5, gap_s=5, total_s=10)
 # what may travel upstream of the caller's own headers; everything else stays here
 PASSED_HEADERS = frozenset({b"traceparent", b"tracestate", b"x-session-id"})
 ITS_ENGINE_DIED = "its engine died"
+REFUSED = "refused a connection"
 
 
 class Attempts:
@@ -98,11 +99,10 @@ class Attempts:
             finally:
                 reply.close()
         except UpstreamError as exc:
-            if never_connected(exc) or isinstance(exc, EngineDied):
-                if never_connected(exc):
-                    self._fleet.set_aside(replica, "refused a connection", exc.message)
-                else:
-                    self._fleet.set_aside(replica, ITS_ENGINE_DIED)
+            if never_connected(exc):
+                self._fleet.set_aside(replica, REFUSED, exc.message)
+            elif isinstance(exc, EngineDied):
+                self._fleet.set_aside(replica, ITS_ENGINE_DIED)
             raise
         finally:
             self._fleet.end(replica)
@@ -129,7 +129,7 @@ class Attempts:
                 if not never_connected(exc):
                     log.warning("replica %s could not count a prompt: %s", replica.id, exc)
                     return None
-                self._fleet.set_aside(replica, "refused a connection", str(exc))
+                self._fleet.set_aside(replica, REFUSED, str(exc))
         return None
 
 

@@ -219,6 +219,7 @@ class Connection(asyncio.Protocol):
             return
         if not reply.has_head and self._head_bytes > MAX_HEAD_BYTES:
             reply.fail(f"The engine's reply is malformed: {_HEAD_TOO_LONG}.")
+            return
         reply.deliver()
         if self._is_between_chunks and data.endswith(b"\r\n"):  # else the next chunk's size line has begun
             self._pass_on = reply.fast_path()

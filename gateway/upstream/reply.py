@@ -32,8 +32,6 @@ class WireReply:
     """Implements `UpstreamReply`. Holds its connection until the last byte came, it failed, or it was closed."""
 
     __slots__ = (
-        "_deadline",
-        "_due_at",
         "_error",
         "_fast",
         "_first_byte_at",
@@ -42,7 +40,7 @@ class WireReply:
         "_is_held",
         "_line",
         "_loop",
-        "_read_at",
+        "_silent_since",
         "_take",
         "_total_at",
         "_waiter",
@@ -70,8 +68,6 @@ class WireReply:
         self.request_sent = False  # handed over to the kernel, whole
         self.body_began = False
         self.unread_bytes = 0
-        self._due_at = total_at
-        self._deadline = "total"  # which one `_due_at` is
         self.chunks: list[bytes] = []  # of the body, that nobody has taken yet
         self._error: Exception | None = None  # an UpstreamError, or what a taker raised
         self._line: Line | None = line
@@ -83,7 +79,7 @@ class WireReply:
         self._take: Callable[[bytes], bool] | None = None
         self._fast: FastPath | None = None  # beside `_take`
         self._is_held = False  # whoever takes the reads has no room
-        self._read_at = 0.0  # when the last bytes came; kept while reads are handed over
+        self._silent_since = now  # when the last bytes came, or the wait for the next ones began
 
     # --- for the dispatcher -----------------------------------------------------------------------------------------
 
@@ -132,7 +128,7 @@ class WireReply:
 
     async def relay(self, take: Callable[[bytes], bool], fast: FastPath | None = None) -> None:
         self._take, self._fast = take, fast
-        self._read_at = self._loop.time()
+        self._silent_since = self._loop.time()
         try:
             while True:
                 self._hand_over()
@@ -165,7 +161,7 @@ class WireReply:
     def resume(self) -> None:
         self._is_held = False
         if self._take is not None:
-            self._read_at = self._loop.time()  # the silence until now was the taker's
+            self._silent_since = self._loop.time()  # the silence until now was the taker's
             self.deliver()
             if self._line is not None:
                 self._line.arm(self.due_at)
@@ -193,15 +189,9 @@ class WireReply:
         """
         line = self._line
         assert line is not None
-        if self.body_began:
-            due_at, self._deadline = self._loop.time() + self._gap_s, "gap"
-        else:
-            due_at, self._deadline = self._first_byte_at, "first byte"
-        if due_at > self._total_at:
-            due_at, self._deadline = self._total_at, "total"
-        self._due_at = due_at
-        line.arm(due_at)
+        self._silent_since = self._loop.time()
         self._waiter = waiter = self._loop.create_future()
+        line.arm(self.due_at)
         return waiter
 
     def deliver(self) -> None:
@@ -209,7 +199,7 @@ class WireReply:
         if self._take is None:
             self.wake()
             return
-        self._read_at = self._loop.time()
+        self._silent_since = self._loop.time()
         self._hand_over()
         if self._line is None:  # the end, or a failure: from here on `relay` looks after the rest
             self.wake()
@@ -239,12 +229,12 @@ class WireReply:
     @property
     def due_at(self) -> float:
         """When the deadline passes that holds now; while nobody waits, the total one: a slow reader is no silence."""
-        if self._take is not None:
-            if self._is_held:
-                return self._total_at
-            read_at = self._read_at if self._fast is None else max(self._read_at, self._fast.passed_at)
-            return min(read_at + self._gap_s if self.body_began else self._first_byte_at, self._total_at)
-        return self._total_at if self._waiter is None else self._due_at
+        if self._waiter is None or self._is_held:
+            return self._total_at
+        if not self.body_began:
+            return min(self._first_byte_at, self._total_at)
+        since = self._silent_since if self._fast is None else max(self._silent_since, self._fast.passed_at)
+        return min(since + self._gap_s, self._total_at)
 
     @property
     def is_over(self) -> bool:
@@ -274,15 +264,9 @@ class WireReply:
 
     def expire(self) -> None:
         """As `fail`, for the deadline that holds now."""
-        if self._take is not None:
-            if self._is_held or self._loop.time() + TIMER_SLACK_S >= self._total_at:
-                name = "total"
-                if self._is_held:  # the taker had all the time there is
-                    self.chunks.clear()
-            else:
-                name = "gap" if self.body_began else "first byte"
-        else:
-            name = "total" if self._waiter is None else self._deadline
+        if self._is_held:  # the taker had all the time there is
+            self.chunks.clear()
+        name = "total" if self.due_at >= self._total_at else "gap" if self.body_began else "first byte"
         self._cut(UpstreamTimeout(f"The engine passed the {name} deadline.", deadline=name))
 
     def _cut(self, error: UpstreamError) -> None:
