@@ -13,7 +13,8 @@ from random import Random
 from typing import Protocol
 
 from gateway.admission import length
-from gateway.admission.gate import Gate, Ticket
+from gateway.admission.account import Ticket
+from gateway.admission.gate import Gate
 from gateway.admission.length import Fit
 from gateway.config.schema import Config
 from gateway.domain.errors import ClientGone, ContextTooLong, GatewayError, InternalError, LimitExceeded, UpstreamError

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from gateway.admission.account import MAX_TOKENS, Account, Ticket
 from gateway.admission.budget import Budget
 from gateway.admission.limits import Scope
-from gateway.domain.request import Limits, Principal, RateState
-
-__all__ = ["Gate", "RateState", "Ticket"]
+from gateway.domain.request import Limits, Principal
 
 MAX_CALLERS = 10_000
 

@@ -30,10 +30,6 @@ class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
 
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
-
 
 class Outcome(NamedTuple):
     """`usage` is None when nothing was generated: then the whole reservation goes back."""

@@ -18,7 +18,7 @@ from gateway.domain.endpoint import ErrorShape
 from gateway.domain.errors import BadRequest, BodyTimeout, BodyTooLarge
 from gateway.domain.request import NO_RATE, RateState
 from gateway.edge.encoding import coding_of, decode_body
-from gateway.edge.respond import envelope, event_of, rate_lines, refusal_headers
+from gateway.edge.respond import ENGINE_REFUSED, envelope, event_of, rate_lines
 from gateway.upstream.fast_path import FastPath
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -279,21 +279,22 @@ class Exchange:
         self._line.write(data)
         self._complete()
 
-    def end_with(self, event: bytes) -> None:
-        """The last event of a stream that failed, on lines of its own even if the stream broke off within an event."""
+    def fail(self, status: int, headers: Headers, body: bytes) -> None:
+        """An error as the whole reply; where the status is spent, as the last event of the stream.
+
+        That stands on lines of its own even if the stream broke off within an event.
+        """
+        if not self.has_started:
+            self.reply(status, headers, body)
+            return
+        event = event_of(body, self.errors)
         self.finish(event if self._is_between_events() else b"\n\n" + event)
 
     def _is_between_events(self) -> bool:
         return not self._last or self._last.endswith(EVENT_ENDS)
 
-    def refuse(
-        self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
-    ) -> None:
-        body = envelope(self.errors, status, message, kind, param, code)
-        if self.has_started:  # by a comment: the status is spent
-            self.end_with(event_of(body, self.errors))
-        else:
-            self.reply(status, refusal_headers(retry_after_s), body)
+    def refuse(self, status: int, message: str, kind: str, param: str | None, code: str | int | None) -> None:
+        self.fail(status, ENGINE_REFUSED, envelope(self.errors, status, message, kind, param, code))
 
     async def drained(self) -> None:
         """Until the client takes more. The connection ends this wait: by its write deadline at the latest."""

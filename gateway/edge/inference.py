@@ -20,7 +20,7 @@ from gateway.edge.authenticate import class_for, presented_key
 from gateway.edge.context import Exchange
 from gateway.edge.decode import decode
 from gateway.edge.lane import Handler
-from gateway.edge.respond import error_body, error_event, error_headers, status_of
+from gateway.edge.respond import error_body, error_headers, status_of
 from gateway.runtime import Runtime
 from gateway.telemetry.traces import without_broken_trace
 from gateway.upstream.attempt import PASSED_HEADERS
@@ -100,7 +100,4 @@ def fail(exchange: Exchange, record: AccessRecord, error: GatewayError) -> None:
     record.ending = record.ending or ending_of(error).value
     if isinstance(error, ClientGone) or exchange.is_gone or exchange.response_complete:
         return
-    if not exchange.has_started:
-        exchange.reply(status_of(error), error_headers(error), error_body(error, exchange.errors))
-    else:
-        exchange.end_with(error_event(error, exchange.errors))
+    exchange.fail(record.status, error_headers(error), error_body(error, exchange.errors))

@@ -68,6 +68,7 @@ ANTHROPIC_TYPES = {
 }
 CLOSES = frozenset({408, 413})  # the rest of the body is still on its way: this connection is of no further use
 JSON = (b"content-type", b"application/json")
+ENGINE_REFUSED = (JSON, (b"x-poolgate-error-source", b"engine"))  # headers of the engine's own refusal in our envelope
 
 
 def status_of(error: GatewayError) -> int:
@@ -92,13 +93,8 @@ def error_body(error: GatewayError, shape: ErrorShape = ErrorShape.OPENAI) -> by
     return envelope(shape, status, error.message, TYPES.get(status, "internal_error"), error.param, error.code)
 
 
-def error_event(error: GatewayError, shape: ErrorShape = ErrorShape.OPENAI) -> bytes:
-    """The one event that ends a stream which failed after its first byte."""
-    return event_of(error_body(error, shape), shape)
-
-
 def event_of(body: bytes, shape: ErrorShape) -> bytes:
-    """An error's body as an event of a stream."""
+    """An error's body as the one event that ends a stream which failed after its first byte."""
     name = b"event: error\n" if shape is ErrorShape.ANTHROPIC else b""
     return b"%bdata: %b\n\n" % (name, body)
 
@@ -115,12 +111,6 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     if status in CLOSES:
         headers.append((b"connection", b"close"))
     return headers
-
-
-def refusal_headers(retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
-    """For the engine's own refusal, in our envelope."""
-    headers = [JSON, (b"x-poolgate-error-source", b"engine")]
-    return headers if retry_after_s is None else [*headers, (b"retry-after", b"%d" % retry_after_s)]
 
 
 def rate_lines(rate: RateState) -> bytes:

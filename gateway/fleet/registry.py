@@ -92,6 +92,3 @@ class Registry:
             pool = id_.rpartition("/")[0]
             found[pool] = found.get(pool, 0) + requests
         return found
-
-    def in_flight_total(self) -> int:
-        return sum(self._in_flight.values())

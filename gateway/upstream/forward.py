@@ -139,7 +139,7 @@ class Forwarder:
             told = f"The model '{model}' does not serve {path}: its engine has no such path."
             error = EngineError(told, error.type, "model", "path_not_served")
         if status in PASSED_ON:
-            journey.caller.refuse(status, error.message, error.type, error.param, error.code, None)
+            journey.caller.refuse(status, error.message, error.type, error.param, error.code)
             return Outcome(Ending.ENGINE_REFUSED, status, None, str(error.code) if error.code is not None else None)
         if status in (429, 503):
             raise EngineBusy(f"The engine is busy: {error.message}", retry_after_s=retry_after_s or BUSY_RETRY_S)

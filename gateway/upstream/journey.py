@@ -48,9 +48,7 @@ class Downstream(Protocol):
 
     async def drained(self) -> None: ...
 
-    def refuse(
-        self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
-    ) -> None:
+    def refuse(self, status: int, message: str, kind: str, param: str | None, code: str | int | None) -> None:
         """The engine's own refusal, in our envelope."""
         ...
 

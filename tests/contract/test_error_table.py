@@ -16,7 +16,7 @@ import gateway
 from gateway.domain.endpoint import ErrorShape
 from gateway.domain.errors import ConfigError, GatewayError, LimitExceeded, Retry, Source, WorkerError, WrongMethod
 from gateway.edge import front
-from gateway.edge.respond import ANTHROPIC_TYPES, STATUS, TYPES, error_body, error_event, error_headers, status_of
+from gateway.edge.respond import ANTHROPIC_TYPES, STATUS, TYPES, error_body, error_headers, event_of, status_of
 from gateway.upstream import forward
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
@@ -102,8 +102,8 @@ def test_every_error_has_anthropics_shape_too_and_is_an_event_of_that_name(kind:
     status = STATUS[kind]
     expected = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     assert document == {"type": "error", "error": {"type": expected, "message": "x"}}
-    assert error_event(error, ErrorShape.ANTHROPIC) == b"event: error\ndata: " + body + b"\n\n"
-    assert error_event(error) == b"data: " + error_body(error) + b"\n\n"
+    assert event_of(body, ErrorShape.ANTHROPIC) == b"event: error\ndata: " + body + b"\n\n"
+    assert event_of(error_body(error), ErrorShape.OPENAI) == b"data: " + error_body(error) + b"\n\n"
 
 
 def test_anthropics_types_stand_in_the_documentation() -> None:

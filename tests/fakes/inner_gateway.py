@@ -17,7 +17,8 @@ from typing import Any
 from fakes.client import DATE
 from uvicorn.server import ServerState
 
-from gateway.admission.gate import Gate, Ticket
+from gateway.admission.account import Ticket
+from gateway.admission.gate import Gate
 from gateway.app import running
 from gateway.config.load import parse
 from gateway.domain.record import AccessRecord

@@ -26,7 +26,8 @@ from gateway.upstream.journey import Journey
 from gateway.upstream.transport import Deadlines
 
 LONG_S = 3600.0
-FAILED = b'data: {"error":{"message":"failed"}}\n\n'
+FAILURE = b'{"error":{"message":"failed"}}'
+FAILED = b"data: " + FAILURE + b"\n\n"
 PROMPT_TOKENS = 30
 
 
@@ -192,10 +193,7 @@ class Passage:
                 reply.close()
         except GatewayError as error:
             self.error = error
-            if exchange.has_started:
-                exchange.end_with(FAILED)
-            else:
-                exchange.reply(502, (), b"{}")
+            exchange.fail(502, (), FAILURE)
         except asyncio.CancelledError:
             self.was_cancelled = True
         finally:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from fakes.bodies import FORM_TYPE, json_fields, transcription
 
-from gateway.admission.gate import Ticket
+from gateway.admission.account import Ticket
 from gateway.config.load import LoadedConfig, parse
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import UpstreamBroken
@@ -260,10 +260,8 @@ class FakeCaller:
         if self.on_room is not None:
             self.on_room()
 
-    def refuse(
-        self, status: int, message: str, kind: str, param: str | None, code: str | int | None, retry_after_s: int | None
-    ) -> None:
-        self.refusal = (status, message, kind, param, code, retry_after_s)
+    def refuse(self, status: int, message: str, kind: str, param: str | None, code: str | int | None) -> None:
+        self.refusal = (status, message, kind, param, code)
         self.has_started, self.status, self.is_finished = True, status, True
 
     def open_by_comment(self) -> None:

@@ -108,7 +108,7 @@ class World:
         """Of the one ticket, which was settled exactly once."""
         (ticket,) = self.gate.tickets
         (outcome,) = ticket.outcomes
-        assert self.fleet.in_flight_total() == 0
+        assert not self.fleet.in_flight_by_pool()
         return outcome
 
     @property

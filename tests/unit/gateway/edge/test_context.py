@@ -395,7 +395,7 @@ def test_a_reply_that_closes_says_so_once() -> None:
 
 def test_an_engines_refusal_comes_in_our_envelope() -> None:
     mine, line = exchange()
-    mine.refuse(400, "no", "BadRequestError", "messages", 400, None)
+    mine.refuse(400, "no", "BadRequestError", "messages", 400)
     reply = line.reply()
     assert reply.error() == {"message": "no", "type": "BadRequestError", "param": "messages", "code": 400}
     assert reply.headers[b"x-poolgate-error-source"] == b"engine"
@@ -407,7 +407,7 @@ def streamed(*writes: bytes) -> bytes:
     mine.start(200, [])
     for data in writes:
         mine.write(data)
-    mine.end_with(b"data: {error}\n\n")
+    mine.fail(502, (), b"{error}")
     assert line.reply().is_whole
     return line.reply().body
 
@@ -551,7 +551,7 @@ def test_a_refusal_after_a_comment_is_an_event_under_200(timers: Timers) -> None
     mine, line = exchange()
     mine.comment_every(5, SSE)
     timers.advance(5)
-    mine.refuse(400, "no", "BadRequestError", None, 400, None)
+    mine.refuse(400, "no", "BadRequestError", None, 400)
     reply = line.reply()
     assert reply.status == 200 and reply.is_whole
     assert reply.pieces[-1].startswith(b'data: {"error":{"message":"no"') and reply.pieces[-1].endswith(b"\n\n")
@@ -561,7 +561,7 @@ def test_an_error_after_a_comment_is_an_event_of_its_own(timers: Timers) -> None
     mine, line = exchange()
     mine.comment_every(5, SSE)
     timers.advance(5)
-    mine.end_with(b"data: {error}\n\n")
+    mine.fail(502, (), b"{error}")
     assert line.reply().pieces == [COMMENT, b"data: {error}\n\n"] and line.reply().is_whole
 
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from gateway.domain import errors
+from gateway.domain.endpoint import ErrorShape
 from gateway.domain.request import NO_RATE, RateState
-from gateway.edge.respond import duration, error_body, error_event, error_headers, rate_lines, refusal_headers
+from gateway.edge.respond import ENGINE_REFUSED, duration, error_body, error_headers, event_of, rate_lines
 
 
 def headers_of(error: errors.GatewayError) -> dict[bytes, bytes]:
@@ -30,7 +31,7 @@ def test_the_body_is_openais_error_object() -> None:
 
 
 def test_an_error_event_is_one_whole_sse_event() -> None:
-    event = error_event(errors.UpstreamBroken("line\nbreak"))
+    event = event_of(error_body(errors.UpstreamBroken("line\nbreak")), ErrorShape.OPENAI)
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 2
     assert json.loads(event.removeprefix(b"data: "))["error"]["message"] == "line\nbreak"
@@ -52,7 +53,7 @@ def test_every_refusal_says_who_spoke() -> None:
     assert headers_of(errors.BadRequest("x"))[b"x-poolgate-error-source"] == b"client"
     assert headers_of(errors.NoReplica("x", retry_after_s=5))[b"x-poolgate-error-source"] == b"gateway"
     assert headers_of(errors.UpstreamBroken("x"))[b"x-poolgate-error-source"] == b"engine"
-    assert dict(refusal_headers(None))[b"x-poolgate-error-source"] == b"engine"
+    assert dict(ENGINE_REFUSED)[b"x-poolgate-error-source"] == b"engine"
 
 
 def test_a_401_names_the_scheme() -> None:
@@ -62,15 +63,6 @@ def test_a_401_names_the_scheme() -> None:
 @pytest.mark.parametrize("error", [errors.BodyTooLarge("x"), errors.BodyTimeout("x")])
 def test_a_connection_whose_request_is_still_on_its_way_is_closed(error: errors.GatewayError) -> None:
     assert headers_of(error)[b"connection"] == b"close"
-
-
-def test_the_engines_refusal_tells_when_to_come_back() -> None:
-    assert dict(refusal_headers(2)) == {
-        b"content-type": b"application/json",
-        b"x-poolgate-error-source": b"engine",
-        b"retry-after": b"2",
-    }
-    assert b"retry-after" not in dict(refusal_headers(None))
 
 
 # --- x-ratelimit-* ------------------------------------------------------------------------------------------

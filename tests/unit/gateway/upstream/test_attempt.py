@@ -69,7 +69,7 @@ class World:
 
     async def run(self, *candidates: ReplicaRecord, request: InferenceRequest | None = None, **fields: Any) -> Outcome:
         def body_for(replica: ReplicaRecord) -> bytes:
-            assert self.fleet.in_flight_total() == 1, "each replica counts while it has the request"
+            assert sum(self.fleet.in_flight_by_pool().values()) == 1, "each replica counts while it has the request"
             return replica.id.encode()
 
         journey = Journey(
@@ -84,7 +84,7 @@ class World:
         try:
             return await self.attempts.run(journey, candidates)
         finally:
-            assert self.fleet.in_flight_total() == 0
+            assert not self.fleet.in_flight_by_pool()
 
     def ready(self) -> set[str]:
         return {r.id for r in self.fleet.snapshot().all() if r.is_ready()}

@@ -318,7 +318,7 @@ def error_body(status: int, message: str = "no") -> bytes:
 async def test_a_refusal_of_the_request_itself_is_passed_on_and_costs_nothing(status: int, is_stream: bool) -> None:
     made = Exchange(error_body(status), status=status, stream=is_stream)
     assert await made.run() == Outcome(Ending.ENGINE_REFUSED, status, None, str(status))
-    assert made.caller.refusal == (status, "no", "BadRequestError", "x", status, None)
+    assert made.caller.refusal == (status, "no", "BadRequestError", "x", status)
     assert not made.log
 
 
@@ -440,7 +440,7 @@ def error_event(code: int | str | None) -> bytes:
 async def test_a_first_event_is_answered_as_a_reply_with_its_code_would_be() -> None:
     made = stream(error_event(400), DONE)
     assert await made.run() == Outcome(Ending.ENGINE_REFUSED, 400, None, "400")
-    assert made.caller.refusal == (400, "no", "T", None, 400, None)
+    assert made.caller.refusal == (400, "no", "T", None, 400)
     with pytest.raises(EngineBusy):
         await stream(error_event(503), DONE).run()
 
