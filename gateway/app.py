@@ -37,9 +37,9 @@ from gateway.domain.errors import (
     UnknownPath,
     WrongMethod,
 )
-from gateway.edge.context import RequestIds, request_id_of
 from gateway.edge.models import ModelsController
 from gateway.edge.ops import OpsController
+from gateway.edge.request_ids import RequestIds, request_id_of
 from gateway.edge.respond import error_body, error_headers, status_of
 from gateway.fleet.registry import Registry
 from gateway.fleet.sources.base import Source

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from gateway.edge.context import EARLY_BODY_BYTES
+from gateway.edge.incoming import EARLY_BODY_BYTES
 
 
 class AppCycle(RequestResponseCycle):

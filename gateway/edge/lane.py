@@ -9,7 +9,8 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from gateway.edge.context import Exchange, RequestIds
+from gateway.edge.context import Exchange
+from gateway.edge.request_ids import RequestIds
 
 Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
 

@@ -1,6 +1,6 @@
 """Whose turn it is on one connection: one request is answered, those pipelined behind it wait, in their order.
 
-front.py brings the requests in; what an exchange writes, and that it has ended, comes here (`Line` of context.py).
+front.py brings the requests in; what an exchange writes, and that it has ended, comes here (line.py).
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Passage:
         room_bytes: float = math.inf,
         **fields: Any,
     ) -> None:
-        """`fields` of the request. With `clock`, the module `asyncio` of forward.py and context.py has to be it."""
+        """`fields` of the request. With `clock`, the module `asyncio` of forward.py and comments.py has to be it."""
         self.request = a_request(endpoint=endpoint, stream=True, **fields)
         self.line = NarrowLine(room_bytes)
         self.socket = ReplicaSocket()

@@ -11,7 +11,7 @@ from fakes.client import Line
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.edge.app_cycle import AppCycle, scope_of
-from gateway.edge.context import EARLY_BODY_BYTES
+from gateway.edge.incoming import EARLY_BODY_BYTES
 
 HEADERS = [(b"host", b"x"), (b"x-a", b"1")]
 CONFIG: Any = SimpleNamespace(asgi_version="3.0")

@@ -11,8 +11,11 @@ from fakes.client import DATE, Headers, Reply, Timers, read_reply
 
 from gateway.domain.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedEncoding
 from gateway.domain.request import RateState
-from gateway.edge import context
-from gateway.edge.context import COMMENT, EARLY_BODY_BYTES, Exchange, RequestIds, request_id_of
+from gateway.edge import comments
+from gateway.edge.comments import COMMENT
+from gateway.edge.context import Exchange
+from gateway.edge.incoming import EARLY_BODY_BYTES
+from gateway.edge.request_ids import RequestIds, request_id_of
 
 IDS = RequestIds()
 EXPECT = (b"expect", b"100-Continue")
@@ -468,7 +471,7 @@ def test_a_reply_that_is_whole_wants_no_room_any_more() -> None:
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     made = Timers()
-    monkeypatch.setattr(context, "asyncio", SimpleNamespace(get_running_loop=lambda: made))
+    monkeypatch.setattr(comments, "asyncio", SimpleNamespace(get_running_loop=lambda: made))
     return made
 
 

@@ -10,7 +10,8 @@ from fakes.client import KEY, request_pieces
 from fakes.front_work import AT_ONCE, CHAT, Work, at_once, connected, loop_turns, request
 
 from gateway.domain.errors import BadRequest
-from gateway.edge.context import EARLY_BODY_BYTES, Exchange
+from gateway.edge.context import Exchange
+from gateway.edge.incoming import EARLY_BODY_BYTES
 
 
 @pytest.mark.parametrize("path", [CHAT, CHAT + "/?a=b", "http://gateway.test:8080" + CHAT])

@@ -9,7 +9,8 @@ import pytest
 from fakes.client import Client, Timers
 from fakes.front_work import AT_ONCE, CHAT, Work, app, at_once, connected, loop_turns, request
 
-from gateway.edge.context import EARLY_BODY_BYTES, Exchange
+from gateway.edge.context import Exchange
+from gateway.edge.incoming import EARLY_BODY_BYTES
 from gateway.edge.timers import HEAD_S, KEEP_ALIVE_S
 
 # --- keep-alive -------------------------------------------------------------------------------------------------

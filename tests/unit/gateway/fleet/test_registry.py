@@ -143,7 +143,11 @@ async def test_requests_in_flight_are_counted_and_never_fall_below_zero() -> Non
     registry.begin(A)
     registry.begin(B)
     snapshot = registry.snapshot()
-    assert (snapshot.in_flight(A.id), snapshot.in_flight(B.id), registry.in_flight_by_pool()) == (2, 1, {A.pool: 2, B.pool: 1})
+    assert (snapshot.in_flight(A.id), snapshot.in_flight(B.id), registry.in_flight_by_pool()) == (
+        2,
+        1,
+        {A.pool: 2, B.pool: 1},
+    )
     for _ in range(3):
         registry.end(A)
     assert (snapshot.in_flight(A.id), registry.in_flight_by_pool()) == (0, {B.pool: 1})

@@ -14,8 +14,8 @@ from fakes.story import DONE, event, usage_event
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
 from gateway.domain.outcome import Ending, Usage
-from gateway.edge import context
-from gateway.edge.context import COMMENT
+from gateway.edge import comments
+from gateway.edge.comments import COMMENT
 from gateway.upstream import forward
 from gateway.upstream.connection import HIGH_WATER_BYTES
 
@@ -122,7 +122,7 @@ async def test_a_read_that_was_half_a_chunk_is_followed_by_one_more_long_one_at_
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(context, "asyncio", made)
+    monkeypatch.setattr(comments, "asyncio", made)
     monkeypatch.setattr(forward, "asyncio", made)
     return made
 
