@@ -16,10 +16,10 @@ import click
 from gateway.admission.classes import default_class
 from gateway.admission.key_record import KeyRecord
 from gateway.admission.key_ring import KeyRing
-from gateway.admission.keys import limits_from
 from gateway.admission.link import RedisLink
 from gateway.config.load import LoadedConfig, load
 from gateway.config.option import config_option
+from gateway.config.schema import limits_from
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.request import Limits
 

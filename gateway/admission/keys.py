@@ -19,7 +19,7 @@ from gateway.admission.classes import default_class, lowest_class
 from gateway.admission.key_record import MAX_KEY_BYTES, RUN_TIME_KEY, KeyRecord, digest_of
 from gateway.admission.key_ring import KeyRing
 from gateway.config.load import LoadedConfig, read_key_env
-from gateway.config.schema import LimitsSection
+from gateway.config.schema import limits_from
 from gateway.config.tasks import end_task
 from gateway.domain.errors import ConfigError, InvalidKey, StoreUnavailable
 from gateway.domain.request import NO_LIMITS, Limits, Principal
@@ -188,10 +188,6 @@ class KeyStore:
             )
             found[digest] = (digest, principal)
         return found
-
-
-def limits_from(section: LimitsSection) -> Limits:
-    return Limits(section.requests_per_min, section.tokens_per_min, section.in_flight)
 
 
 def _keep(cache: OrderedDict[str, _Cached], digest: str, cached: _Cached, most: int) -> None:

@@ -24,11 +24,15 @@ def engine_keys(config: Config) -> dict[str, str]:
 def own_authorities(loaded: LoadedConfig) -> dict[str, Path]:
     """`tls_ca` of each https url that has one, by the url as requests use it."""
     return {
-        replica_url(url): loaded.directory / Path(pool.tls_ca).expanduser()
+        replica_url(url): _file(loaded, pool.tls_ca)
         for pool in loaded.config.pools.values()
         if pool.tls_ca is not None
         for url in pool.urls or []
     }
+
+
+def _file(loaded: LoadedConfig, tls_ca: str) -> Path:
+    return loaded.directory / Path(tls_ca).expanduser()
 
 
 def trust_only(path: Path) -> ssl.SSLContext:
@@ -52,7 +56,7 @@ def outside_faults(loaded: LoadedConfig) -> Iterator[tuple[str, str, str]]:
             yield f"pools.{name}.key_env", fact, "set it to the key alone, without line breaks"
         if pool.tls_ca is not None:
             try:
-                trust_only(loaded.directory / Path(pool.tls_ca).expanduser())
+                trust_only(_file(loaded, pool.tls_ca))
             except ssl.SSLError:
                 yield f"pools.{name}.tls_ca", "holds no certificate in PEM form", "give the authority's own PEM file"
             except OSError as exc:

@@ -22,6 +22,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.domain.request import Limits
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -222,7 +224,7 @@ class PoolSection(Section):
     model: str | None = None  # directory (with a slash: relative to the config file) or hub name
     urls: list[str] | None = None
     engine: Literal["vllm", "openai"] = "vllm"  # what runs at the urls; "openai": nothing that only vLLM knows is sent
-    key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")  # variable that holds the key of the urls
+    key_env: str | None = Field(None, pattern=ENV_KEY_PATTERN)  # variable that holds the key of the urls
     tls_ca: PlainText | None = None  # PEM file, relative to the config file; default: the public authorities
     served_name: str | None = None  # default: the pool's name; for urls: the name those servers know
     vllm: str | None = None  # this pool on another vLLM
@@ -338,6 +340,10 @@ class Config(BaseSettings):
     workers: WorkersSection = WorkersSection()
     pools: dict[Name, PoolSection] = Field(min_length=1)
     routes: dict[ModelName, RouteSection] = Field(min_length=1)
+
+
+def limits_from(section: LimitsSection) -> Limits:
+    return Limits(section.requests_per_min, section.tokens_per_min, section.in_flight)
 
 
 def process_count(config: Config) -> int:

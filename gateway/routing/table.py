@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.config.schema import Config, LimitsSection, OrderSection, RouteSection
+from gateway.config.schema import Config, OrderSection, RouteSection, limits_from
 from gateway.domain.errors import NotAllowed, UnknownModel
-from gateway.domain.request import Limits, Principal
+from gateway.domain.request import Principal
 from gateway.domain.route import PoolOrder, Route, Target
 
 
@@ -51,13 +51,9 @@ def _route(name: str, section: RouteSection) -> Route:
         max_output_tokens=section.max_output_tokens,
         clamp_output=section.on_max_output == "clamp",
         defaults=dict(section.defaults),
-        limits=_limits(section.limits),
+        limits=limits_from(section.limits),
     )
 
 
 def _order(section: RouteSection | OrderSection) -> PoolOrder:
     return PoolOrder(tuple(Target(t.pool, t.weight) for t in section.targets), tuple(section.fallback))
-
-
-def _limits(section: LimitsSection) -> Limits:
-    return Limits(section.requests_per_min, section.tokens_per_min, section.in_flight)
