@@ -224,4 +224,8 @@ class Ticket:
         self._is_settled = True
         usage = outcome.usage
         used = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
-        self._account.settle(self._lease, self._tokens, min(max(0, used), MAX_TOKENS))
+        self._account.settle(self._lease, self._tokens, clamped(used))
+
+
+def clamped(tokens: int) -> int:
+    return min(max(0, tokens), MAX_TOKENS)

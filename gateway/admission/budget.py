@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from gateway.admission.account import FOREVER, MAX_TOKENS, UNLIMITED, Account, Lease, Ticket, Waiter
+from gateway.admission.account import FOREVER, UNLIMITED, Account, Lease, Ticket, Waiter, clamped
 from gateway.admission.exchange import GATEWAYS_KEY, Answer, Exchange, Grant, Script, Wish, wish_of
 from gateway.admission.holdings import Holdings
 from gateway.admission.limits import SPAN_S, Kind, Limit, Reading, Scope, limits_of, rate_state, refusal
@@ -91,7 +91,7 @@ class Budget:
         Raises LimitExceeded, or StoreUnavailable under `closed`. A caller cancelled meanwhile owes nothing. The caller
         settles the ticket exactly once.
         """
-        tokens = min(max(0, tokens), MAX_TOKENS)
+        tokens = clamped(tokens)
         ticket = account.admit(tokens)
         if ticket is not None:
             return ticket
@@ -240,7 +240,7 @@ class Budget:
                 self._ask(account, waiter)
 
     def _recall(self, account: Account, blocking: list[int]) -> bool:
-        lenders = {other for i in blocking for other in account.ledgers[i].lenders}
+        lenders = self._holdings.lenders([account.ledgers[i] for i in blocking])
         lenders.discard(account)
         found = False
         for other in lenders:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from gateway.admission.account import MAX_TOKENS, Account, Ticket
+from gateway.admission.account import MAX_TOKENS, Account, Ticket, clamped
 from gateway.admission.budget import Budget
 from gateway.admission.limits import Scope
 from gateway.domain.request import Limits, Principal
@@ -33,7 +33,7 @@ class Gate:
             account = self._bind(principal, route_name, route_limits)
         else:
             self._bound.move_to_end(principal)
-        return account.admit(reserve_tokens if 0 <= reserve_tokens <= MAX_TOKENS else _clamped(reserve_tokens))
+        return account.admit(reserve_tokens if 0 <= reserve_tokens <= MAX_TOKENS else clamped(reserve_tokens))
 
     async def admit(self, principal: Principal, route_name: str, route_limits: Limits, reserve_tokens: int) -> Ticket:
         """Reserve one request of `reserve_tokens` in all limits of key, user and route, or in none.
@@ -41,11 +41,7 @@ class Gate:
         Raises LimitExceeded; StoreUnavailable when Redis is away under `on_outage = "closed"`. A caller cancelled
         meanwhile owes nothing. A request that no limit applies to costs no Redis call.
         """
-        ticket = self.try_admit(principal, route_name, route_limits, reserve_tokens)
-        if ticket is not None:
-            return ticket
-        account = self._bind(principal, route_name, route_limits)
-        return await self._budget.admit(account, reserve_tokens)
+        return await self._budget.admit(self._bind(principal, route_name, route_limits), reserve_tokens)
 
     def _bind(self, principal: Principal, route_name: str, route_limits: Limits) -> Account:
         routes = self._bound.get(principal)
@@ -58,10 +54,6 @@ class Gate:
             scopes = list(_scopes(principal, route_name, route_limits))
             account = routes[route_name] = self._budget.account(scopes)
         return account
-
-
-def _clamped(tokens: int) -> int:
-    return min(max(0, tokens), MAX_TOKENS)
 
 
 def _scopes(principal: Principal, route_name: str, route_limits: Limits) -> Iterator[Scope]:

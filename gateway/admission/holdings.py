@@ -5,6 +5,8 @@ Pure bookkeeping: nothing waits here, the clock's reading is passed in.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gateway.admission.account import FOREVER, Account, Lease
 from gateway.admission.exchange import GiveBack
 from gateway.admission.limits import KEEP_S
@@ -19,6 +21,7 @@ MAX_SLOTS = 500  # ledgers told of in one exchange
 class Holdings:
     def __init__(self) -> None:
         self.active: dict[Account, None] = {}  # with a lease that is open, or with idle slots
+        self._lenders: dict[Ledger, set[Account]] = {}  # the active accounts of each; no empty sets
         self.holding: set[Ledger] = set()  # of which slots are held
         self.dirty: dict[Ledger, None] = {}  # of which Redis may believe something else than `held`
         self._owing: dict[Lease, Account] = {}
@@ -60,7 +63,11 @@ class Holdings:
     def activate(self, account: Account) -> None:
         self.active[account] = None
         for ledger in account.ledgers:
-            ledger.lenders.add(account)
+            self._lenders.setdefault(ledger, set()).add(account)
+
+    def lenders(self, ledgers: Iterable[Ledger]) -> set[Account]:
+        """The active accounts that hold units or slots of one of these ahead of need."""
+        return {account for ledger in ledgers for account in self._lenders.get(ledger, ())}
 
     def rest(self, account: Account) -> None:
         """If it keeps nothing for requests to come. A slot that comes free from then on goes back at once."""
@@ -72,7 +79,10 @@ class Holdings:
             account.idle = 0
         self.active.pop(account, None)
         for ledger in account.ledgers:
-            ledger.lenders.discard(account)
+            if (lenders := self._lenders.get(ledger)) is not None:
+                lenders.discard(account)
+                if not lenders:
+                    del self._lenders[ledger]
 
     def close(self, account: Account) -> bool:
         """What is left of the lease goes back to its bucket; whether anything was. Spending from it ends."""

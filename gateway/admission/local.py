@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gateway.admission.limits import KEEP_S, SLOT_WAIT_S, Kind, Limit, Reading, wait_s
-
-if TYPE_CHECKING:
-    from gateway.admission.account import Account
 
 SHARE_WAIT_S = 1.0  # more than this process's share but within the limit: passes once Redis is back, perhaps soon
 MAX_LEDGERS = 20_000
@@ -62,19 +58,18 @@ class Window:
 
 
 class Ledger:
-    """One Redis key, whatever value its limit has: what was admitted in the last minute, the slots held, who lends.
+    """One Redis key, whatever value its limit has: what was admitted in the last minute, the slots held.
 
     There is one per key as long as anybody refers to it, so what is held can never be counted in two places.
     """
 
-    __slots__ = ("__weakref__", "held", "key", "kind", "lenders", "window")
+    __slots__ = ("__weakref__", "held", "key", "kind", "window")
 
     def __init__(self, limit: Limit) -> None:
         self.key = limit.key
         self.kind = limit.kind
         self.window = Window()
         self.held = 0  # slots, used or idle
-        self.lenders: set[Account] = set()  # accounts that hold units or slots of it ahead of need
 
     def read(self, limit: Limit, ask: int, processes: int, now_s: float) -> Reading:
         """Where the limit stands for a request of `ask`, divided by `processes` (but at least 1)."""
