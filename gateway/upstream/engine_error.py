@@ -1,4 +1,4 @@
-"""Makes one error of the four shapes in which vLLM words its refusals; the dispatcher calls it for a status ≥ 400.
+"""Makes one error of the four shapes in which vLLM words its refusals; forward.py and the taps call it.
 
 Source: answers of vLLM 0.32.0, and its documentation up to 0.33.
 1. `{"error": {"message", "type", "param", "code"}}`, most of them; Anthropic's paths add `"type": "error"` beside it

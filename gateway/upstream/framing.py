@@ -1,4 +1,4 @@
-"""A replica's address, the head of a request, and which headers travel: pure; called by `wire.py` and `reply.py`."""
+"""An address, the head of a request, and which headers travel. Pure; called by wire.py, connection.py and reply.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reply of one exchange and its deadlines: `connection.py` fills it as bytes come, the dispatcher reads it."""
+"""The reply of one exchange and its deadlines: `connection.py` fills it as bytes come, forward.py reads it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class WireReply:
         self._is_held = False  # whoever takes the reads has no room
         self._silent_since = now  # when the last bytes came, or the wait for the next ones began
 
-    # --- for the dispatcher -----------------------------------------------------------------------------------------
+    # --- for whoever asked ------------------------------------------------------------------------------------------
 
     @property
     def headers(self) -> Headers:

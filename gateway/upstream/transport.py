@@ -1,4 +1,4 @@
-"""What a transport to a replica promises; the dispatcher calls it, `wire.py` implements it."""
+"""What a transport to a replica promises; attempt.py calls it, `wire.py` implements it."""
 
 from __future__ import annotations
 

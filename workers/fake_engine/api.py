@@ -19,7 +19,7 @@ from workers.fake_engine.metrics import CONTENT_TYPE, exposition
 from workers.fake_engine.options import VERSION, Options
 from workers.fake_engine.paths import CHAT, TEXT, Path, paths_of
 from workers.fake_engine.run import EngineDied, Run
-from workers.fake_engine.schema import Body, Refusal, decode, refusal, schema_error
+from workers.fake_engine.schema import Body, Refusal, decode, missing, refusal, schema_error
 from workers.fake_engine.wire import Headers, Reply, Request
 
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")
@@ -156,7 +156,7 @@ class Api:
         else:
             prompt = body.get("prompt")
             if not isinstance(prompt, str):
-                raise schema_error("body.prompt", "missing", "Field required", f"<dict of {len(body)} items>")
+                raise missing(body, "prompt")
             ids = token_ids(prompt)
         answer = {"count": len(ids), "max_model_len": self._options.max_model_len, "tokens": ids, "token_strs": None}
         await self._told(request, reply, body, answer)
@@ -187,7 +187,7 @@ class Api:
         if "tokens" in body and not isinstance(tokens, list):
             raise schema_error("body.tokens", "list_type", "Input should be a valid list", tokens)
         if not isinstance(tokens, list):
-            raise schema_error("body.tokens", "missing", "Field required", f"<dict of {len(body)} items>")
+            raise missing(body, "tokens")
         await self._told(request, reply, body, {"prompt": "".join(words(str(tokens), 0, len(tokens)))})
 
     async def _count_message(self, request: Request, reply: Reply) -> None:

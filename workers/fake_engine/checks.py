@@ -1,4 +1,4 @@
-"""Turns the body of a completion into a job, or refuses it in vLLM's words; `kinds.py` and its like call it."""
+"""Turns the body of a completion into a job, or refuses it in vLLM's words; each path's own file calls it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from workers.fake_engine.engine import count_tokens, pieces_of, words
 from workers.fake_engine.faults import BadFault, Fault, fault_of
 from workers.fake_engine.options import Options
-from workers.fake_engine.schema import Body, Refusal, refusal, schema_error
+from workers.fake_engine.schema import Body, Refusal, missing, refusal, schema_error
 
 _MAX_N: Final = 16_384
 _CHAT_OVERHEAD: Final = 4  # tokens that a chat template adds per message
@@ -146,7 +146,7 @@ def chat_tokens(body: Body) -> tuple[str, int]:
     """Text and token count of `messages` and `tools`; raises Refusal where a message has no right shape."""
     messages = body.get("messages")
     if "messages" not in body:
-        raise schema_error("body.messages", "missing", "Field required", f"<dict of {len(body)} items>")
+        raise missing(body, "messages")
     if not isinstance(messages, list):
         raise schema_error("body.messages", "list_type", "Input should be a valid list", messages)
     if not messages:

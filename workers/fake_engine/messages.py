@@ -8,7 +8,7 @@ from typing import Any
 from workers.fake_engine.answers import compact, named
 from workers.fake_engine.checks import Job, chat_tokens, check_length, check_model, fault_in, generation
 from workers.fake_engine.options import Options
-from workers.fake_engine.schema import Body, Refusal, refusal, schema_error
+from workers.fake_engine.schema import Body, Refusal, missing, refusal, schema_error
 
 
 def message_job(body: Body, options: Options) -> Job:
@@ -16,7 +16,7 @@ def message_job(body: Body, options: Options) -> Job:
     fault = fault_in(body)
     for name in ("model", "messages", "max_tokens"):
         if body.get(name) is None:
-            raise schema_error(f"body.{name}", "missing", "Field required", f"<dict of {len(body)} items>")
+            raise missing(body, name)
     if (asked := body["max_tokens"]) < 1:
         message = "Value error, max_tokens must be positive"
         raise schema_error("body.max_tokens", "value_error", message, asked)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from workers.fake_engine.answers import compact
 from workers.fake_engine.checks import Job, check_length, check_model, count, generating_nothing
 from workers.fake_engine.options import Options
-from workers.fake_engine.schema import Body, refusal, schema_error
+from workers.fake_engine.schema import Body, missing, refusal
 
 _DIMENSIONS: Final = 64
 _SPECIAL: Final = 2  # tokens around each text
@@ -20,7 +20,7 @@ _PAIRS: Final = (("text_1", "text_2"), ("queries", "documents"), ("queries", "it
 def embedding_job(body: Body, options: Options) -> Job:
     """Raises Refusal."""
     if "input" not in body:
-        raise schema_error("body.input", "missing", "Field required", f"<dict of {len(body)} items>")
+        raise missing(body, "input")
     lengths = [tokens for _, tokens in _inputs(body)]
     check_model(body, options)
     if not lengths:
@@ -65,7 +65,7 @@ def rerank_job(body: Body, options: Options) -> Job:
     """Raises Refusal."""
     for name in ("query", "documents"):
         if name not in body:
-            raise schema_error(f"body.{name}", "missing", "Field required", f"<dict of {len(body)} items>")
+            raise missing(body, name)
     return _pair_job(body, options, [body["query"]], _texts(body["documents"]))
 
 
@@ -106,7 +106,7 @@ def _pair(body: Body) -> tuple[list[str], list[str]]:
     for one, other in _PAIRS:
         if one in body and other in body:
             return _texts(body[one]), _texts(body[other])
-    raise schema_error("body.text_1", "missing", "Field required", f"<dict of {len(body)} items>")
+    raise missing(body, "text_1")
 
 
 def _texts(given: Any) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from workers.fake_engine.answers import compact, named
 from workers.fake_engine.checks import Job, asked_tokens, chat_tokens, check_model, check_sampling, fault_in, generation
 from workers.fake_engine.options import Options
-from workers.fake_engine.schema import Body, refusal, schema_error
+from workers.fake_engine.schema import Body, missing, refusal
 
 
 def response_job(body: Body, options: Options) -> Job:
@@ -30,7 +30,7 @@ def response_job(body: Body, options: Options) -> Job:
 
 def _as_messages(body: Body) -> list[dict[str, Any]]:
     if "input" not in body:
-        raise schema_error("body.input", "missing", "Field required", f"<dict of {len(body)} items>")
+        raise missing(body, "input")
     given = body["input"]
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else [_message(item) for item in given]
     if body.get("instructions"):

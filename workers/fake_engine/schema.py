@@ -52,6 +52,11 @@ def schema_error(loc: str, type_: str, message: str, value: object) -> Refusal:
     return refusal(400, f"1 validation error:\n  {what}", "Bad Request", loc)
 
 
+def missing(body: Body, name: str) -> Refusal:
+    """A field that has to be there and is not."""
+    return schema_error(f"body.{name}", "missing", "Field required", f"<dict of {len(body)} items>")
+
+
 def decode(content_type: str | None, raw: bytes) -> Body:
     """The body as an object; refuses what FastAPI and vLLM refuse before they look at any field."""
     if (content_type or "").split(";")[0].strip().lower() != "application/json":

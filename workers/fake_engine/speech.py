@@ -14,7 +14,7 @@ from workers.fake_engine.answers import DONE, ERROR_EVENT, compact
 from workers.fake_engine.checks import Job, check_model, fault_in
 from workers.fake_engine.engine import pieces_of, words
 from workers.fake_engine.options import Options
-from workers.fake_engine.schema import Body, refusal, schema_error
+from workers.fake_engine.schema import Body, missing, refusal, schema_error
 
 _BOUNDARY = re.compile(r'multipart/form-data;\s*boundary="?([^";]+)"?', re.IGNORECASE)
 _NAME = re.compile(rb'content-disposition: form-data; name="([^"]*)"', re.IGNORECASE)
@@ -42,7 +42,7 @@ def form_of(content_type: str | None, raw: bytes) -> Body:
 def transcription_job(body: Body, options: Options) -> Job:
     """Raises Refusal."""
     if "file" not in body:
-        raise schema_error("body.file", "missing", "Field required", f"<dict of {len(body)} items>")
+        raise missing(body, "file")
     check_model(body, options)
     if body.get("response_format", "json") not in _FORMATS:
         raise refusal(400, f"Currently only support response_format: {', '.join(_FORMATS)}")
