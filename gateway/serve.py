@@ -53,7 +53,7 @@ def serve(loaded: LoadedConfig) -> int:
 def serve_one(loaded: LoadedConfig, listener: socket.socket) -> int:
     app, runtime = build(loaded)
     gateway = loaded.config.gateway
-    lane = Lane(inference_handlers(runtime), gateway.timeouts.write_s)
+    lane = Lane(inference_handlers(runtime), gateway.timeouts.write_s, gateway.timeouts.total_s)
     config = server_config(app, lane, drain_s=gateway.drain_s)
     server = GatewayServer(config, lambda: runtime().begin_drain())
     allow_open_files()

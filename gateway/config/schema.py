@@ -73,7 +73,7 @@ class TimeoutsSection(Section):
     connect_s: PositiveSeconds = 2
     first_byte_s: PositiveSeconds = 120
     gap_s: PositiveSeconds = 60  # silence between two reads of a reply
-    write_s: PositiveSeconds = 60  # a client that does not read its reply
+    write_s: PositiveSeconds = 60  # a client that takes nothing of its reply
     total_s: PositiveSeconds = 600
 
 

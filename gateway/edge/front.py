@@ -28,7 +28,7 @@ class Front(asyncio.Protocol):
 
     A connection is closed HEAD_S (timers.py) after it was opened, or after a head began, unless the head is complete by
     then. The same time is given to a body whose request has been answered already (no key, too large): nobody reads it.
-    A client that does not take what is written for `write_s` is cut. Between requests KEEP_ALIVE_S counts.
+    A client that takes nothing of what is written for `write_s` is cut. Between requests KEEP_ALIVE_S counts.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Front(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         line = cast(asyncio.Transport, transport)
-        self._timers = Timers(self._loop, line, self._lane.write_s)
+        self._timers = Timers(self._loop, line, self._lane.write_s, self._lane.total_s)
         self._turns = Turns(line, self._timers, self._loop, self._server, self._lane)
         self._server.connections.add(self)  # type: ignore[arg-type]
         self._timers.start_head()

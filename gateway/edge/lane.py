@@ -33,10 +33,14 @@ class DateLine:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The proxied paths, and how long a client may refuse to read, in seconds. One for all connections."""
+    """The proxied paths, and for how long a client may take nothing (`write_s`) or too little (`total_s`), in seconds.
+
+    One for all connections.
+    """
 
     handlers: Mapping[bytes, Handler]
     write_s: float
+    total_s: float
     date: DateLine = field(default_factory=DateLine)
     ids: RequestIds = field(default_factory=RequestIds)
 

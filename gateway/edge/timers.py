@@ -6,7 +6,10 @@ Made by front.py for each connection; turns.py and front.py tell it what happens
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import struct
+import termios
 
 log = logging.getLogger(__name__)
 HEAD_S = 10.0  # from the first byte of a head (or from the connection) to its end
@@ -14,19 +17,38 @@ KEEP_ALIVE_S = 75.0  # idle connections of clients; longer than the 60 s for whi
 
 
 class Timers:
-    """Closes the transport when a head or the next request does not come, aborts it when nothing is read for `write_s`.
+    """Closes the transport when a head or the next request does not come, aborts it when a client does not read.
+
+    That is one that takes nothing for `write_s`. One that takes little at a time, too little for the next write, has
+    `total_s`.
 
     `head` and `idle` are the running timers, None where there is none: looked at per request, so that a request whose
     connection needs nothing calls nothing. `idle_since` is the loop's time since which nothing is answered, None while
     something is; set by turns.py. `cancel` ends all timers when the connection is lost.
     """
 
-    __slots__ = ("_loop", "_transport", "_write", "_write_s", "head", "idle", "idle_since")
+    __slots__ = (
+        "_full_since",
+        "_left_bytes",
+        "_loop",
+        "_total_s",
+        "_transport",
+        "_write",
+        "_write_s",
+        "head",
+        "idle",
+        "idle_since",
+    )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, write_s: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, write_s: float, total_s: float
+    ) -> None:
         self._loop = loop
         self._transport = transport
         self._write_s = write_s
+        self._total_s = total_s
+        self._full_since = 0.0  # while `_write` runs
+        self._left_bytes = 0  # as it was when `_write` began
         self.idle_since: float | None = loop.time()
         self.head: asyncio.TimerHandle | None = None
         self.idle: asyncio.TimerHandle | None = None
@@ -72,6 +94,11 @@ class Timers:
 
     def start_write(self) -> None:
         """The client takes no more."""
+        self._full_since = self._loop.time()
+        self._await_progress(untaken_bytes(self._transport))
+
+    def _await_progress(self, left_bytes: int) -> None:
+        self._left_bytes = left_bytes
         self._write = self._loop.call_later(self._write_s, self._write_expired)
 
     def end_write(self) -> None:
@@ -82,6 +109,10 @@ class Timers:
 
     def _write_expired(self) -> None:
         self._write = None
+        left_bytes = untaken_bytes(self._transport)
+        if left_bytes < self._left_bytes and self._loop.time() - self._full_since < self._total_s:
+            self._await_progress(left_bytes)
+            return
         log.warning("gave up a caller that did not read its reply for %g s", self._write_s)
         self._transport.abort()
 
@@ -90,3 +121,12 @@ class Timers:
             if timer is not None:
                 timer.cancel()
         self.head = self.idle = self._write = None
+
+
+def untaken_bytes(transport: asyncio.Transport) -> int:
+    """What was written and the client has not confirmed: here and, where there is a socket, in the kernel's queue."""
+    waiting = transport.get_write_buffer_size()
+    if (line := transport.get_extra_info("socket")) is None:
+        return waiting
+    sent: int = struct.unpack("i", fcntl.ioctl(line.fileno(), termios.TIOCOUTQ, bytes(4)))[0]  # SIOCOUTQ, tcp(7)
+    return waiting + sent

@@ -26,6 +26,7 @@ Headers = list[tuple[bytes, bytes]]
 KEY = (b"authorization", b"Bearer sk-test")
 DATE = (b"date", b"Tue, 01 Jan 2030 00:00:00 GMT")
 WITHIN_S = 10.0
+TOTAL_S = 600.0  # the longest that a client of the front may take for what was written
 
 
 @dataclass
@@ -152,11 +153,15 @@ class Line(asyncio.Transport):
         self.has_ended = False  # nothing more will be written; what comes is still read
         self.was_cut = False
         self.is_reading = True
+        self.untaken = 0  # bytes that the client has not taken; whoever tests that sets it
 
     def write(self, data: Any) -> None:
         assert not self.is_closed and not self.has_ended, f"written to a closed connection: {bytes(data)!r}"
         self.written += data
         self.writes += 1
+
+    def get_write_buffer_size(self) -> int:
+        return self.untaken
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -213,7 +218,7 @@ class Client:
         """`handlers` by path; `app` is the ASGI application for all others. `timers` replace those of the loop."""
         config: Any = SimpleNamespace(loaded_app=app, asgi_version="3.0")
         loop: Any = timers
-        self.front = Front(cast(uvicorn.Config, config), self.state, {}, loop, lane=Lane(handlers, write_s))
+        self.front = Front(cast(uvicorn.Config, config), self.state, {}, loop, lane=Lane(handlers, write_s, TOTAL_S))
         self.line.protocol = self.front
         self.front.connection_made(self.line)
 

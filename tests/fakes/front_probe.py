@@ -195,5 +195,5 @@ if __name__ == "__main__":
     draining = asyncio.Event()
     listener = listen("127.0.0.1", 0, write_s=write_s)
     say(f"port {listener.getsockname()[1]}")
-    lane = Lane({path: closing(handler) for path, handler in PROXIED.items()}, write_s)
+    lane = Lane({path: closing(handler) for path, handler in PROXIED.items()}, write_s, 600)
     GatewayServer(server_config(app, lane, drain_s=drain_s), draining.set).run(sockets=[listener])

@@ -125,7 +125,8 @@ async def inner_gateway(folder: Path, redis_url: str, **sections: Any) -> AsyncI
     loaded = parse({"redis": {"url": redis_url, "timeout_s": 2.0}, **sections}, folder / "config.toml")
     async with running(loaded) as runtime:
         made = InnerGateway(runtime)
-        lane = Lane(made.handlers(), loaded.config.gateway.timeouts.write_s)
+        timeouts = loaded.config.gateway.timeouts
+        lane = Lane(made.handlers(), timeouts.write_s, timeouts.total_s)
         config: Any = SimpleNamespace(loaded_app=None, asgi_version="3.0")
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Front(config, made.state, {}, lane=lane), "127.0.0.1", 0)

@@ -140,6 +140,22 @@ async def test_a_client_that_never_reads_on_is_cut():
             assert "all sent" not in probe.told
 
 
+async def test_a_client_that_reads_slowly_all_the_time_is_not_cut():
+    """What it takes shows in the kernel's queue long before there is room for the next write."""
+    loop = asyncio.get_running_loop()
+    async with running_probe(write_s=1) as probe:
+        with probe.client(receive_buffer=65_536) as client:
+            await ask(client, "/flood")
+            until = loop.time() + 5
+            while loop.time() < until:
+                assert await loop.sock_recv(client, 16_384)
+                await asyncio.sleep(0.05)
+            drained = asyncio.create_task(drain(client))
+            await probe.tells("all sent")
+            drained.cancel()
+            assert "client gone" not in probe.told
+
+
 async def test_a_big_upload_arrives_whole():
     async with running_probe() as probe:
         with probe.client() as client:

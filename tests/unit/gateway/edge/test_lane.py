@@ -14,7 +14,7 @@ async def handler(exchange: Exchange) -> None:
     """Only compared here."""
 
 
-LANE = Lane({CHAT.encode(): handler}, write_s=60)
+LANE = Lane({CHAT.encode(): handler}, write_s=60, total_s=600)
 
 
 @pytest.mark.parametrize(

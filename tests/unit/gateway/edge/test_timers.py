@@ -11,6 +11,7 @@ from fakes import client as fakes
 from gateway.edge.timers import HEAD_S, KEEP_ALIVE_S, Timers
 
 WRITE_S = 7.0
+TOTAL_S = 100.0
 
 
 class Transport(asyncio.Transport):
@@ -19,6 +20,10 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.ends: list[str] = []
+        self.untaken = 500
+
+    def get_write_buffer_size(self) -> int:
+        return self.untaken
 
     def is_closing(self) -> bool:
         return bool(self.ends)
@@ -35,7 +40,7 @@ class World:
         self.clock = fakes.Timers()
         self.transport = Transport()
         loop: Any = self.clock
-        self.timers = Timers(loop, self.transport, WRITE_S)
+        self.timers = Timers(loop, self.transport, WRITE_S, TOTAL_S)
 
     @property
     def ends(self) -> list[str]:
@@ -133,6 +138,27 @@ def test_a_client_that_takes_nothing_is_cut(world: World, caplog: pytest.LogCapt
     world.clock.advance(0.1)
     assert world.ends == ["cut"]
     assert "gave up a caller that did not read its reply for 7 s" in caplog.text
+
+
+def test_a_client_that_takes_little_at_a_time_has_not_stopped_reading(world: World) -> None:
+    world.timers.start_write()
+    for _ in range(10):
+        world.transport.untaken -= 1
+        world.clock.advance(WRITE_S)
+    assert world.ends == []
+    world.clock.advance(WRITE_S)
+    assert world.ends == ["cut"], "it took nothing any more"
+
+
+def test_a_client_that_takes_little_at_a_time_does_not_do_so_for_ever(world: World) -> None:
+    world.timers.start_write()
+    while world.clock.now < TOTAL_S - WRITE_S:
+        world.transport.untaken -= 1
+        world.clock.advance(WRITE_S)
+    assert world.ends == []
+    world.transport.untaken -= 1
+    world.clock.advance(WRITE_S + 1)
+    assert world.ends == ["cut"]
 
 
 def test_a_client_that_takes_more_in_time_is_not_cut(world: World) -> None:
