@@ -118,14 +118,15 @@ def listen(host: str, port: int, *, write_s: float = 60) -> socket.socket:
     """A listening socket; several processes may inherit it, and each connection goes to one of them.
 
     Its connections inherit what it says of clients whose network is gone without a word: what they do not confirm
-    within `write_s` ends the connection, and so does silence to the kernel's own probes. Raises ConfigError when the
+    within a quarter more than `write_s` ends the connection, and so does silence to the kernel's own probes. One that
+    only does not read is cut before that, by timers.py. Raises ConfigError when the
     address cannot be had. The caller closes it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(write_s * 1000))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(write_s * 1250))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)

@@ -11,8 +11,11 @@ import logging
 import struct
 import termios
 
+from gateway.upstream.reply import TIMER_SLACK_S
+
 log = logging.getLogger(__name__)
 HEAD_S = 10.0  # from the first byte of a head (or from the connection) to its end
+LOOKS = 8  # within `write_s`, at what a client that does not read on has taken
 KEEP_ALIVE_S = 75.0  # idle connections of clients; longer than the 60 s for which balancers keep theirs
 
 
@@ -31,6 +34,7 @@ class Timers:
         "_full_since",
         "_left_bytes",
         "_loop",
+        "_took_at",
         "_total_s",
         "_transport",
         "_write",
@@ -48,7 +52,8 @@ class Timers:
         self._write_s = write_s
         self._total_s = total_s
         self._full_since = 0.0  # while `_write` runs
-        self._left_bytes = 0  # as it was when `_write` began
+        self._left_bytes = 0  # that were untaken when it was looked at last
+        self._took_at = 0.0  # when less were left than before
         self.idle_since: float | None = loop.time()
         self.head: asyncio.TimerHandle | None = None
         self.idle: asyncio.TimerHandle | None = None
@@ -94,12 +99,9 @@ class Timers:
 
     def start_write(self) -> None:
         """The client takes no more."""
-        self._full_since = self._loop.time()
-        self._await_progress(untaken_bytes(self._transport))
-
-    def _await_progress(self, left_bytes: int) -> None:
-        self._left_bytes = left_bytes
-        self._write = self._loop.call_later(self._write_s, self._write_expired)
+        self._full_since = self._took_at = self._loop.time()
+        self._left_bytes = untaken_bytes(self._transport)
+        self._write = self._loop.call_later(self._write_s / LOOKS, self._look)
 
     def end_write(self) -> None:
         """The client takes more again."""
@@ -107,12 +109,15 @@ class Timers:
             self._write.cancel()
             self._write = None
 
-    def _write_expired(self) -> None:
-        self._write = None
-        left_bytes = untaken_bytes(self._transport)
-        if left_bytes < self._left_bytes and self._loop.time() - self._full_since < self._total_s:
-            self._await_progress(left_bytes)
+    def _look(self) -> None:
+        now, left_bytes = self._loop.time(), untaken_bytes(self._transport)
+        if left_bytes < self._left_bytes:
+            self._left_bytes, self._took_at = left_bytes, now
+        ends_at = min(self._took_at + self._write_s, self._full_since + self._total_s)
+        if now + TIMER_SLACK_S < ends_at:
+            self._write = self._loop.call_at(min(now + self._write_s / LOOKS, ends_at), self._look)
             return
+        self._write = None
         log.warning("gave up a caller that did not read its reply for %g s", self._write_s)
         self._transport.abort()
 
