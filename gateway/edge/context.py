@@ -7,6 +7,7 @@ never waits: the client's transport takes what it is given, and says when it wan
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 
@@ -35,6 +36,7 @@ class Exchange(Incoming):
     status = 0
     errors = ErrorShape.OPENAI
     rate: RateState = NO_RATE
+    ended_at = 0.0  # monotonic, when the reply was complete
     is_gone = False
     is_ended = False  # by us: the drain time is over
     task: asyncio.Task[None] | None = None
@@ -178,6 +180,7 @@ class Exchange(Incoming):
         self._stop_comments()
         self.on_room = self.fast_path = None
         self.response_complete = True
+        self.ended_at = time.monotonic()
         self._line.ended()
 
     # --- comments while nothing comes ---------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ async def handle(runtime: Runtime, endpoint: Endpoint, path: str, exchange: Exch
     finally:
         exchange.close()
         runtime.exchanges.discard(exchange)
-        record.total_s = time.monotonic() - record.began_s
+        record.total_s = (exchange.ended_at or time.monotonic()) - record.began_s
         record.status = record.status or exchange.status
         runtime.access.write(record)
         runtime.instruments.observe(record)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from gateway.domain.errors import UpstreamBroken, UpstreamError
 from gateway.upstream.fast_path import FastPath
 from gateway.upstream.framing import Headers, without_hop_by_hop
-from gateway.upstream.transport import Deadlines
+from gateway.upstream.transport import Deadlines, late
 
 TIMER_SLACK_S = 0.002  # loop clocks count whole milliseconds; a timer may fire that much early
 _CLOSED = "The reply was closed before its end."
@@ -156,7 +156,7 @@ class WireReply:
                 await waiter
         except TimeoutError as exc:
             self.chunks.clear()
-            raise UpstreamTimeout("The engine passed the total deadline.", deadline="total") from exc
+            raise late("total") from exc
 
     def resume(self) -> None:
         self._is_held = False
@@ -267,7 +267,7 @@ class WireReply:
         if self._is_held:  # the taker had all the time there is
             self.chunks.clear()
         name = "total" if self.due_at >= self._total_at else "gap" if self.body_began else "first byte"
-        self._cut(UpstreamTimeout(f"The engine passed the {name} deadline.", deadline=name))
+        self._cut(late(name))
 
     def _cut(self, error: UpstreamError) -> None:
         line, self._line = self._line, None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from gateway.domain.errors import UpstreamTimeout
 from gateway.upstream.fast_path import FastPath
 
 
@@ -22,6 +23,12 @@ class Deadlines:
     first_byte_s: float
     gap_s: float
     total_s: float
+
+
+def late(deadline: str, what: str = "passed") -> UpstreamTimeout:
+    """The error of a deadline, as UpstreamTimeout names them. It says which key of the config sets it."""
+    key = f"gateway.timeouts.{deadline.replace(' ', '_')}_s"
+    return UpstreamTimeout(f"The engine {what} the {deadline} deadline ({key}).", deadline=deadline)
 
 
 class UpstreamRequest(NamedTuple):

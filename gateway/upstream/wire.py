@@ -14,7 +14,7 @@ from gateway.upstream.connect_reason import reason
 from gateway.upstream.connection import Connection
 from gateway.upstream.framing import Address, parse_address, request_head
 from gateway.upstream.reply import WireReply
-from gateway.upstream.transport import Deadlines, UpstreamRequest
+from gateway.upstream.transport import Deadlines, UpstreamRequest, late
 
 IDLE_S = 4.0  # vLLM closes a connection that was idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.32)
 IDLE_TLS_S = 30.0  # a handshake is dear, and clouds and proxies wait 60 s and more
@@ -136,9 +136,7 @@ class WireTransport:
             return connection
         except TimeoutError as exc:
             deadline = "connect" if connect_at <= total_at else "total"
-            raise UpstreamTimeout(
-                f"The engine took no connection before the {deadline} deadline.", deadline=deadline
-            ) from exc
+            raise late(deadline, "took no connection before") from exc
         except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that IDNA cannot encode
             raise ConnectFailed(f"No connection to the engine: {reason(exc)}.") from exc
         finally:

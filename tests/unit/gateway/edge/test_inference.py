@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from gateway.domain.endpoint import Endpoint, ErrorShape
 from gateway.domain.errors import InvalidKey, NoReplica, UpstreamBroken
 from gateway.domain.record import AccessRecord
 from gateway.domain.request import InferenceRequest, Principal
+from gateway.edge import context, inference
 from gateway.edge.inference import inference_handlers
 from gateway.edge.lane import Handler
 from gateway.runtime import Runtime
@@ -96,6 +98,23 @@ async def test_a_request_is_dispatched_with_what_the_edge_knows() -> None:
     assert client.status == 200 and client.body == b"ok" and client.headers[b"x-request-id"] == b"mine"
     assert (record.request_id, record.status, record.class_name) == ("mine", 200, "batch")
     assert (record.key_id, record.user, record.model) == ("alice-dev", "alice", "chat")
+
+
+async def test_a_request_ends_with_its_reply_and_not_with_what_the_gateway_waits_for_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(inference, "time", clock)
+    monkeypatch.setattr(context, "time", clock)
+
+    async def waits_for_the_engine(request: InferenceRequest, caller: Caller) -> None:
+        nonlocal now
+        now = 102.0
+        caller.reply(200, [], b"ok")
+        now = 103.0
+
+    assert (await answered(Client(BODY), waits_for_the_engine)).total_s == 2.0
 
 
 async def test_of_the_callers_headers_only_trace_and_session_travel() -> None:

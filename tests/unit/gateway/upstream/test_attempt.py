@@ -44,12 +44,12 @@ from gateway.upstream.body import JSON
 from gateway.upstream.forward import Forwarder
 from gateway.upstream.journey import Journey
 from gateway.upstream.retry import MAX_REFUSED
-from gateway.upstream.transport import Deadlines, UpstreamRequest
+from gateway.upstream.transport import Deadlines, UpstreamRequest, late
 
 A, B, C = replica("a/0@h"), replica("b/0@h", api_key="engine-b"), replica("c/0@h")
 D, E, F = replica("d/0@h"), replica("e/0@h"), replica("f/0@h")
 REFUSED = ConnectFailed("No connection to the engine: Connection refused.")
-NO_CONNECT = UpstreamTimeout("The engine took no connection before the connect deadline.", deadline="connect")
+NO_CONNECT = late("connect", "took no connection before")
 
 
 class World:
