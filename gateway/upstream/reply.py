@@ -73,7 +73,7 @@ class WireReply:
         self._line: Line | None = line
         self._loop = loop
         self._waiter: asyncio.Future[None] | None = None
-        self._first_byte_at = now + deadlines.first_byte_s
+        self._first_byte_at = min(now + deadlines.first_byte_s, total_at)  # until the body has begun
         self._gap_s = deadlines.gap_s
         self._total_at = total_at
         self._take: Callable[[bytes], bool] | None = None
@@ -189,9 +189,12 @@ class WireReply:
         """
         line = self._line
         assert line is not None
-        self._silent_since = self._loop.time()
         self._waiter = waiter = self._loop.create_future()
-        line.arm(self.due_at)
+        if self.body_began:
+            self._silent_since = self._loop.time()
+            line.arm(self.due_at)
+        else:
+            line.arm(self._first_byte_at)
         return waiter
 
     def deliver(self) -> None:
@@ -232,7 +235,7 @@ class WireReply:
         if self._waiter is None or self._is_held:
             return self._total_at
         if not self.body_began:
-            return min(self._first_byte_at, self._total_at)
+            return self._first_byte_at
         since = self._silent_since if self._fast is None else max(self._silent_since, self._fast.passed_at)
         return min(since + self._gap_s, self._total_at)
 
