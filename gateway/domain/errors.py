@@ -174,6 +174,13 @@ class StoreUnavailable(GatewayError):
     retry = Retry.LATER
 
 
+class OutOfDescriptors(GatewayError):
+    """This gateway process may open no more files: it has no connection for the request. No replica is to blame."""
+
+    code = "gateway_full"
+    retry = Retry.LATER
+
+
 class ShuttingDown(GatewayError):
     """This gateway process is draining."""
 

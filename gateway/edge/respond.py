@@ -37,6 +37,7 @@ STATUS: dict[type[GatewayError], int] = {
     errors.EngineBusy: 503,
     errors.NoReplica: 503,
     errors.StoreUnavailable: 503,
+    errors.OutOfDescriptors: 503,
     errors.ShuttingDown: 503,
 }
 

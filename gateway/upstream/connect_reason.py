@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import ssl
@@ -20,8 +19,6 @@ def reason(exc: OSError | UnicodeError) -> str:
         return f"TLS could not be agreed on ({exc.reason or 'no reason given'})"
     if isinstance(exc, socket.gaierror | UnicodeError):
         return "its host name does not resolve"
-    if exc.errno in (errno.EMFILE, errno.ENFILE):
-        return "the gateway has no free file descriptor"
     if exc.errno:
         return os.strerror(exc.errno)
     return "it hung up, or does not speak TLS" if isinstance(exc, ConnectionError) else "every address refused"

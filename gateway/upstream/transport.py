@@ -99,7 +99,8 @@ class Transport(Protocol):
     async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> UpstreamReply:
         """Returns when the head of the reply has come, whatever its status.
 
-        Raises ConnectFailed, UpstreamTimeout or UpstreamBroken; then, and when cancelled, nothing is left open.
+        Raises ConnectFailed, UpstreamTimeout, UpstreamBroken, or OutOfDescriptors, which is no replica's fault; then,
+        and when cancelled, nothing is left open.
         """
         ...
 

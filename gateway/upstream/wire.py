@@ -6,20 +6,26 @@ Our own pool on `httptools`, since a general HTTP client costs a multiple of all
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import math
 import ssl
+import time
 from collections.abc import Callable
 
-from gateway.domain.errors import ConnectFailed, ShuttingDown, UpstreamBroken, UpstreamTimeout
+from gateway.domain.errors import ConnectFailed, OutOfDescriptors, ShuttingDown, UpstreamBroken, UpstreamTimeout
 from gateway.upstream.connect_reason import reason
 from gateway.upstream.connection import Connection
 from gateway.upstream.framing import Address, parse_address, request_head
 from gateway.upstream.reply import WireReply
 from gateway.upstream.transport import Deadlines, UpstreamRequest, late
 
+log = logging.getLogger(__name__)
 IDLE_S = 4.0  # vLLM closes a connection that was idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.32)
 IDLE_TLS_S = 30.0  # a handshake is dear, and clouds and proxies wait 60 s and more
 SWEEP_S = 0.5
 STALE_S = 0.1  # an idle connection that the replica closed as we wrote breaks within a round trip
+TELL_FULL_S = 60.0  # a line in the log at most so often
 CLOSE_S = 1.0  # how long `aclose` waits for the loop to close its sockets
 
 
@@ -48,6 +54,7 @@ class WireTransport:
             None  # known at the first send; asking each time is a system call
         )
         self._sweeper: asyncio.TimerHandle | None = None
+        self._told_full_at = -math.inf
         self._is_closed = False
         self._all_lost: asyncio.Event | None = None
 
@@ -113,7 +120,7 @@ class WireTransport:
     async def _connect(
         self, url: str, address: Address, loop: asyncio.AbstractEventLoop, deadlines: Deadlines, total_at: float
     ) -> Connection:
-        """A new connection, counted as active. Raises ConnectFailed and UpstreamTimeout; then nothing is left open."""
+        """A new connection, counted as active. Raises as `send` does; then nothing is left open."""
         if self._is_closed:
             raise ShuttingDown("This gateway is shutting down.", retry_after_s=1.0)
         connection = Connection(url, loop, self._on_free, self._on_lost)
@@ -138,12 +145,24 @@ class WireTransport:
             deadline = "connect" if connect_at <= total_at else "total"
             raise late(deadline, "took no connection before") from exc
         except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that IDNA cannot encode
+            if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
+                self._tell_full()
+                raise OutOfDescriptors("This gateway takes no more connections for now.", retry_after_s=1.0) from exc
             raise ConnectFailed(f"No connection to the engine: {reason(exc)}.") from exc
         finally:
             if not is_connected:
                 self._active -= 1
                 connection.abort()
                 self._on_lost(connection)
+
+    def _tell_full(self) -> None:
+        now = time.monotonic()
+        if now - self._told_full_at > TELL_FULL_S:
+            self._told_full_at = now
+            log.error(
+                "no free file descriptor for a connection to an engine: every stream takes two; "
+                "raise the limit of open files (ulimit -n), or gateway.processes"
+            )
 
     def _take(self, url: str, now: float) -> Connection | None:
         """The connection that was in use last, which the replica is least likely to have closed; counted as active."""

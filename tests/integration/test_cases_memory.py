@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -15,9 +16,9 @@ import psutil
 from fakes.caller import Caller, replies_so_far, request_bytes
 from fakes.engine import eventually
 from fakes.line import KEY, MESSAGES, free_port, running_gateway
-from fakes.ruled_line import running_stage, text, whole
+from fakes.ruled_line import DONE, LAST, USAGE_EVENT, running_stage, text, whole
 from fakes.scrape import read
-from fakes.scripted_upstream import STREAM_HEAD, Peer, Received, chunk
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk
 
 from bench.fake_upstream import SERVED_NAME
 from bench.load_idle import IdleStreams
@@ -42,7 +43,7 @@ async def test_slow_readers_do_not_fill_the_memory(tmp_path: Path, redis_url: st
 
     async with contextlib.AsyncExitStack() as stack:
         stage = await stack.enter_async_context(
-            running_stage(tmp_path, redis_url, limits={SLOW: {"in_flight": 50}}, timeouts={"write_s": 2})
+            running_stage(tmp_path, redis_url, limits={SLOW: {"in_flight": 50}}, timeouts={"write_s": 2, "total_s": 10})
         )
         await stage.gateway.chat()
         await stage.next_record()
@@ -66,7 +67,8 @@ async def test_slow_readers_do_not_fill_the_memory(tmp_path: Path, redis_url: st
             return len(stage.gateway.access_lines()) == 51
 
         await eventually(all_are_dropped, "slow readers are given up", 30)
-        assert {record["ending"] for record in await stage.next_records(50)} == {"client_gone"}
+        # how much of what is sipped the kernel confirms within `write_s` is its matter; then `total_s` is the end
+        assert {record["ending"] for record in await stage.next_records(50)} <= {"client_gone", "upstream_error"}
 
         async def upstream_is_left() -> bool:
             return stage.upstream.open_connections == 0
@@ -83,6 +85,50 @@ async def test_slow_readers_do_not_fill_the_memory(tmp_path: Path, redis_url: st
         stage.answer = whole
         replies = await asyncio.gather(*(stage.gateway.chat(SLOW) for _ in range(50)))  # all slots are free
         assert {reply.status_code for reply in replies} == {200}
+
+
+async def test_descriptors_that_run_out_are_not_the_replicas_fault(tmp_path: Path, redis_url: str) -> None:
+    """The gateway cannot connect, for want of a descriptor of its own: it says so, and goes on with the replica."""
+    released = asyncio.Event()
+
+    async def waits(peer: Peer, request: Received) -> None:
+        await peer.send(STREAM_HEAD + chunk(text("Hi.")))
+        await released.wait()
+        await peer.send(chunk(LAST + USAGE_EVENT + DONE) + STREAM_END)
+
+    async with (
+        running_stage(tmp_path, redis_url) as stage,
+        Caller(stage.gateway.url) as first,
+        Caller(stage.gateway.url) as second,
+    ):
+        stage.answer = waits
+        for caller in (first, second):  # both are connected
+            await caller.send(request_bytes("/v1/chat/completions", b"", method="GET"))
+            await caller.read_until(b"HTTP/1.1 405 ")
+            caller.data = b""
+        await stage.next_records(2)
+        await first.ask("/v1/chat/completions", CHAT)
+        await first.read_until(b"Hi.")
+        pid = stage.gateway.pid
+        held = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        free = min(set(range(max(held) + 2)) - held)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        for _ in range(2):
+            await second.ask("/v1/chat/completions", CHAT)
+            await second.read_until(b"gateway_full")
+            (reply,) = replies_so_far(second.data)
+            assert reply.status == 503 and reply.headers[b"retry-after"] == b"1"
+            record = await stage.next_record()
+            assert (record["ending"], record["error_code"]) == ("refused", "gateway_full")
+            second.data = b""
+        released.set()
+        await first.read_until(b"[DONE]")
+        await stage.next_record()
+        await second.ask("/v1/chat/completions", CHAT)  # on the connection that came free
+        await second.read_until(b"[DONE]")
+        assert (await stage.next_record())["status"] == 200
+        log = stage.gateway.log.read_text()
+        assert "is left out" not in log and log.count("no free file descriptor") == 1
 
 
 async def test_a_log_that_nobody_takes_costs_neither_memory_nor_requests(tmp_path: Path, redis_url: str) -> None:
