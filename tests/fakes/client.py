@@ -142,7 +142,7 @@ class Timers:
 
 
 class Line(asyncio.Transport):
-    """The server's end of the connection."""
+    """The gateway's end of a connection."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 1), "peername": ("127.0.0.1", 2)})

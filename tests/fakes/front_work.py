@@ -61,9 +61,6 @@ async def at_once(exchange: Exchange) -> None:
 AT_ONCE: dict[bytes, Handler] = {CHAT.encode(): at_once}
 
 
-AT_ONCE: dict[bytes, Handler] = {CHAT.encode(): at_once}
-
-
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """What is not proxied: answers with the path as it got it."""
     body = scope["path"].encode() + b"?" + scope["query_string"]

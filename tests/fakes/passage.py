@@ -62,15 +62,11 @@ class NarrowLine(Line):
         self.protocol.resume_writing()
 
 
-class ReplicaSocket(asyncio.Transport):
+class ReplicaSocket(Line):
     """The gateway's socket to the replica: reads wait while the gateway does not want them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.protocol: asyncio.Protocol
-        self.written = b""
-        self.is_reading = True
-        self.is_closed = False
         self._waiting: deque[bytes] = deque()
 
     @property
@@ -85,25 +81,9 @@ class ReplicaSocket(asyncio.Transport):
         while self._waiting and self.is_reading and not self.is_closed:
             self.protocol.data_received(self._waiting.popleft())
 
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def pause_reading(self) -> None:
-        assert self.is_reading
-        self.is_reading = False
-
     def resume_reading(self) -> None:
-        assert not self.is_reading
-        self.is_reading = True
+        super().resume_reading()
         asyncio.get_running_loop().call_soon(self._pump)
-
-    def abort(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
 
 
 class Passage:
@@ -151,7 +131,7 @@ class Passage:
 
     async def again(self) -> None:
         """One more request on the connections that are there."""
-        self.socket.written = b""
+        self.socket.written.clear()
         self.client.ask()
         await turns()
         assert self.socket.written, "nobody asked the replica"
