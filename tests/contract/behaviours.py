@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from contract.checking import Engine
 from contract.probes import chat, text
-from fakes.engine import eventually
+from fakes.waits import eventually
 
 READ_S = 30.0
 TRIES = 8

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes.engine import FakeEngine, eventually, running_fake_engine
+from fakes.engine import FakeEngine, running_fake_engine
+from fakes.waits import eventually
 
 READ_S = 10.0
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,8 @@ import sys
 
 import httpx
 import psutil
-from fakes.engine import FakeEngine, eventually, loading_fake_engine, running_fake_engine
+from fakes.engine import FakeEngine, loading_fake_engine, running_fake_engine
+from fakes.waits import eventually
 
 READ_S = 10.0
 SERVE = [sys.executable, "-m", "workers.fake_engine", "serve", "/models/fake", "--host", "127.0.0.1", "--port"]

@@ -8,7 +8,8 @@ import signal
 
 import httpx
 import pytest
-from fakes.engine import FakeEngine, eventually, loading_fake_engine, running_fake_engine
+from fakes.engine import FakeEngine, loading_fake_engine, running_fake_engine
+from fakes.waits import eventually
 
 READ_S = 10.0
 LONG = {"max_tokens": 500, "ignore_eos": True}

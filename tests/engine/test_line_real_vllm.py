@@ -19,9 +19,9 @@ import httpx
 import psutil
 import pytest
 import pytest_asyncio
-from fakes.engine import eventually
 from fakes.line import free_port, write_config
 from fakes.up import Running, running_up
+from fakes.waits import eventually
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]

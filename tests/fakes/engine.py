@@ -14,28 +14,18 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from fakes.waits import eventually
 
 START_S = 15.0  # far above what it needs; a busy machine must not fail a test
 STOP_S = 5.0
 TERM_S = 1.0  # from SIGTERM to SIGKILL
-
-
-async def eventually(holds: Callable[[], Awaitable[Any]], what: str, within_s: float = 10.0) -> Any:
-    """Asks until the answer is true, and returns it; AssertionError names `what` after the deadline."""
-    deadline = asyncio.get_running_loop().time() + within_s
-    while True:
-        answer = await holds()
-        if answer:
-            return answer
-        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import asyncio
 from typing import Any
 
 from fakes.client import KEY, Client, Timers, request_pieces
+from fakes.waits import loop_turns
 
 from gateway.edge.context import Exchange
 from gateway.edge.lane import Handler
@@ -66,12 +67,6 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     body = scope["path"].encode() + b"?" + scope["query_string"]
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
-
-
-async def loop_turns() -> None:
-    """Lets what is ready run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 def request(

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fakes.engine import eventually
 from fakes.scrape import read
+from fakes.waits import eventually
 
 KEY = "sk-test-0123456789abcdef"
 START_S = 30.0

@@ -15,6 +15,7 @@ from typing import Any
 
 from fakes.client import Client, Line, Timers
 from fakes.story import a_record, a_request, replica
+from fakes.waits import loop_turns
 
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import GatewayError
@@ -133,14 +134,14 @@ class Passage:
         """One more request on the connections that are there."""
         self.socket.written.clear()
         self.client.ask()
-        await turns()
+        await loop_turns()
         assert self.socket.written, "nobody asked the replica"
 
     async def send(self, *reads: bytes) -> None:
         """Bytes of the replica, each of them one read; returns when they have been dealt with."""
         for data in reads:
             self.socket.deliver(data)
-            await turns()
+            await loop_turns()
 
     def end(self) -> None:
         """The replica closes, if nobody has yet."""
@@ -178,9 +179,3 @@ class Passage:
             self.was_cancelled = True
         finally:
             exchange.close()
-
-
-async def turns(count: int = 4) -> None:
-    """Lets the loop run until all that is ready has been done."""
-    for _ in range(count):
-        await asyncio.sleep(0)

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fakes.engine import eventually
 from fakes.line import KEY, Gateway, running_gateway, sha256
 from fakes.scrape import Scrape, read
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, ScriptedUpstream, chunk, plain
+from fakes.waits import eventually
 
 ONE_AT_A_TIME = "sk-test-one-at-a-time-0123"  # may have one request in flight
 USAGE = {"prompt_tokens": 33, "completion_tokens": 48, "total_tokens": 81}

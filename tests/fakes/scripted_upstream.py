@@ -15,7 +15,6 @@ import contextlib
 import socket
 import ssl
 import struct
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -246,14 +245,6 @@ class ScriptedUpstream:
                 pass
             except Exception as exc:
                 self._failures.append(exc)
-
-
-async def eventually(condition: Callable[[], bool], within_s: float = WAIT_S) -> None:
-    """Until the condition holds. Raises AssertionError after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from fakes.engine import eventually
 from fakes.line import process
+from fakes.waits import eventually
 
 READY_S = 40.0
 READY = "Stop: Ctrl-C"  # the end of the ready block

@@ -8,13 +8,12 @@ program = write_program(tmp_path, before="sys.exit(1)")
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fakes.waits import eventually
 from redis.asyncio import Redis
 
 from gateway.config.load import LoadedConfig
@@ -90,16 +89,8 @@ def write_program(directory: Path, *, before: str = "", after: str = "") -> Path
 
 
 async def until(look: Callable[[], T | Awaitable[T]], within_s: float = 20.0) -> T:
-    """The first true answer of `look`, which may be a coroutine function."""
-    deadline = time.monotonic() + within_s
-    while True:
-        answer = look()
-        if inspect.isawaitable(answer):
-            answer = await answer
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"still {answer!r} after {within_s} s"
-        await asyncio.sleep(0.02)
+    """`eventually`, with the time that processes take to start and to end."""
+    return await eventually(look, within_s=within_s)
 
 
 def number_in(path: Path) -> int | None:

@@ -22,8 +22,8 @@ from fakes.budget_world import (
     tokens_in_window,
     used,
 )
-from fakes.engine import eventually
 from fakes.redis_process import RedisProcess
+from fakes.waits import eventually
 from redis.asyncio import Redis
 from redis.crc import key_slot
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from fakes.budget_world import aged, budgets, held, in_window, kill, let_time_pass, reserve, scope, used
-from fakes.engine import eventually
 from fakes.redis_process import RedisProcess
+from fakes.waits import eventually
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis

@@ -10,8 +10,8 @@ from typing import Literal
 
 import pytest
 from fakes.budget_world import budgets, held, reserve, scope, second_of, tokens_in_window, used
-from fakes.engine import eventually
 from fakes.redis_process import RedisProcess
+from fakes.waits import eventually
 from redis.asyncio import Redis
 
 from gateway.admission.account import Ticket

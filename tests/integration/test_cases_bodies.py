@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from fakes.bodies import BOUNDARY, FORM_TYPE, JSON_PATHS, SOUND, any_body, form, json_fields, part, transcription
-from fakes.engine import eventually
 from fakes.line import KEY, MESSAGES, Gateway, running_gateway, sha256
 from fakes.scripted_upstream import Peer, Received
 from fakes.stage import USAGE, Stage, ask, connected, head, peak_kib, post, push, to_the_end
+from fakes.waits import eventually
 from openai import APIStatusError, AsyncOpenAI
 
 from gateway.domain.endpoint import Endpoint, ErrorShape

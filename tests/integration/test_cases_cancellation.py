@@ -12,7 +12,8 @@ from fakes.caller import Caller
 from fakes.inner_gateway import InnerGateway, inner_gateway
 from fakes.line import KEY, MESSAGES, sha256
 from fakes.ruled_line import HangUp, text
-from fakes.scripted_upstream import STREAM_HEAD, Peer, ScriptedUpstream, chunk, eventually
+from fakes.scripted_upstream import STREAM_HEAD, Peer, ScriptedUpstream, chunk
+from fakes.waits import eventually
 
 from gateway.edge.context import Exchange
 from gateway.upstream.fast_path import FastPath

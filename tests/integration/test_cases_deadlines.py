@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fakes.engine import eventually
 from fakes.line import KEY, MESSAGES, Gateway, running_gateway, sha256
 from fakes.scripted_upstream import (
     STREAM_HEAD,
@@ -22,8 +21,8 @@ from fakes.scripted_upstream import (
     deaf_listener,
     plain,
 )
-from fakes.scripted_upstream import eventually as soon
 from fakes.stage import ANSWER, Answer, Stage, connected, event, head, reply_of, to_the_end
+from fakes.waits import eventually
 
 LIMITED = "sk-test-limited-0123456789"
 TIMEOUTS = {"connect_s": 0.5, "first_byte_s": 1, "gap_s": 1, "total_s": 3, "body_s": 1, "write_s": 1}
@@ -49,7 +48,7 @@ class Line:
 
         record: dict[str, Any] = (await eventually(written, "the access record is written"))[0]
         assert (record["ending"], record["status"], record["attempts"] <= 1) == (ending, status, True)
-        await soon(lambda: self.stage.open_connections == 0)
+        await eventually(lambda: self.stage.open_connections == 0)
         self.stage.reset()
         assert (await self.gateway.chat(LIMITED)).status_code == 200
         return record
@@ -166,7 +165,7 @@ async def test_engine_that_does_not_take_the_request_holds_its_caller(line: Line
     reply = await line.gateway.chat(LIMITED, model="numb", messages=long)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "upstream_timeout")
     await line.check_free("upstream_error", 504)
-    await soon(lambda: line.numb.accepted == 1)
+    await eventually(lambda: line.numb.accepted == 1)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -232,11 +231,11 @@ async def test_one_hung_engine_stalls_the_whole_gateway(
         routes={"chat": {"targets": [{"pool": "tiny"}]}, "well": {"targets": [{"pool": "well"}]}},
     ) as gateway:
         stuck = [asyncio.create_task(gateway.chat(stream=i % 2 == 0)) for i in range(99)]
-        await soon(lambda: len(line.stage.requests) == 99)
+        await eventually(lambda: len(line.stage.requests) == 99)
         assert {(await gateway.chat(model="well")).status_code for _ in range(10)} == {200}
         assert not any(task.done() for task in stuck)
         assert {reply.status_code for reply in await asyncio.gather(*stuck)} == {504}
-        await soon(lambda: line.stage.open_connections == 0)
+        await eventually(lambda: line.stage.open_connections == 0)
         line.stage.reset()
         assert (await gateway.chat()).status_code == 200
 

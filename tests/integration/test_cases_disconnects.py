@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 from fakes.bodies import FORM_TYPE, json_fields, transcription
 from fakes.caller import Caller
-from fakes.engine import eventually
 from fakes.line import KEY, MESSAGES
 from fakes.netns import caller_host
 from fakes.ruled_line import ONE_AT_A_TIME, HangUp, Stage, running_stage, silent_after, text, whole
 from fakes.scripted_upstream import STREAM_HEAD, Peer, Received, chunk
+from fakes.waits import eventually
 
 from gateway.domain.endpoint import Endpoint
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from fakes.bodies import BOUNDARY, SOUND, any_body, form, part
-from fakes.engine import eventually
 from fakes.line import KEY, MESSAGES, Gateway, running_gateway
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk, plain
 from fakes.stage import ANSWER, DONE, Reply, Stage, ask, connected, error, event, head, post, says, stream, to_the_end
+from fakes.waits import eventually
 
 from gateway.domain.endpoint import Endpoint
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from fakes.caller import Caller
-from fakes.engine import eventually, running_fake_engine
+from fakes.engine import running_fake_engine
 from fakes.line import KEY, MESSAGES, Gateway, free_port, running_gateway
 from fakes.redis_process import RedisProcess
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, ScriptedUpstream, chunk, plain
-from fakes.scripted_upstream import eventually as soon
 from fakes.stage import ANSWER, DONE, Answer, Stage, connected, error, event, hang_up, head, says, stream
+from fakes.waits import eventually
 from openai import AsyncOpenAI, InternalServerError
 
 BUSY = error("full", b"503 Service Unavailable", b"retry-after: 1")
@@ -172,8 +172,8 @@ async def test_request_whose_caller_left_is_tried_on_another_replica(pair: Pair,
     body = json.dumps({"model": "chat", "messages": MESSAGES, "stream": is_stream}).encode()
     async with connected(pair.gateway) as (_, writer):
         writer.write(head("/v1/chat/completions", b"Content-Length: %d" % len(body)) + body)
-        await soon(lambda: len(pair.a.requests) == 1)
-    await soon(lambda: pair.a.open_connections == 0)
+        await eventually(lambda: len(pair.a.requests) == 1)
+    await eventually(lambda: pair.a.open_connections == 0)
     record = await pair.last_record()
     assert (record["ending"], record["status"], record["attempts"]) == ("client_gone", 499, 1)
     assert pair.b.requests == pair.c.requests == []
@@ -242,7 +242,7 @@ async def test_each_attempt_has_the_total_time_for_itself(tmp_path: Path, redis_
         reply = await pair.gateway.chat(stream=is_stream)
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "upstream_timeout")
         assert "total" in reply.json()["error"]["message"]
-        await soon(lambda: pair.b.open_connections == 0)
+        await eventually(lambda: pair.b.open_connections == 0)
         assert pair.c.requests == []
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from fakes.caller import Caller
-from fakes.engine import eventually
 from fakes.line import KEY, MESSAGES
 from fakes.proxies import idle_timeout_proxy, nginx
 from fakes.ruled_line import (
@@ -35,6 +34,7 @@ from fakes.ruled_line import (
     text,
 )
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk, plain
+from fakes.waits import eventually
 from openai import AsyncOpenAI
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -27,7 +27,8 @@ from fakes.client import Reply
 from fakes.inner_gateway import InnerGateway, inner_gateway
 from fakes.line import KEY, sha256
 from fakes.ruled_line import DONE, LAST, HangUp, data, text
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk, eventually, plain
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk, plain
+from fakes.waits import eventually
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -409,7 +410,7 @@ async def stop_reading(caller: Caller, gateway: InnerGateway) -> None:
     """Until the gateway is done with it one way or another: all fits the kernel's buffers, or it was given up."""
     before = len(gateway.records)
     with contextlib.suppress(AssertionError):
-        await eventually(lambda: len(gateway.records) > before and not gateway.in_flight, 1.5)
+        await eventually(lambda: len(gateway.records) > before and not gateway.in_flight, within_s=1.5)
 
 
 def judge(ask: Ask, reply: Reply) -> None:

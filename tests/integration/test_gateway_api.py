@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fakes.engine import FakeEngine, eventually, running_fake_engine
+from fakes.engine import FakeEngine, running_fake_engine
 from fakes.line import KEY, MESSAGES, Gateway, running_gateway, sha256
+from fakes.waits import eventually
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
 
 BATCH_KEY = "sk-test-batch-0123456789"

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes.engine import FakeEngine, eventually, running_fake_engine
+from fakes.engine import FakeEngine, running_fake_engine
 from fakes.line import KEY, MESSAGES, Gateway, free_port, running_gateway, sha256
+from fakes.waits import eventually
 from redis.asyncio import Redis
 
 from gateway.domain.replica import HOSTS_KEY, FleetDocument, ReplicaRecord, ReplicaState, fleet_key

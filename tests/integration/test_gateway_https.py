@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from fakes.certificates import Authority
-from fakes.engine import eventually
 from fakes.line import KEY, MESSAGES, Gateway, free_port, process, running_gateway, write_config
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk, plain
-from fakes.scripted_upstream import eventually as soon
+from fakes.waits import eventually
 
 CLOUD_KEY = "sk-cloud-canary-5e8a"
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -132,7 +131,7 @@ async def test_caller_that_hangs_up_ends_the_clouds_work(gateway: Gateway, cloud
     await reader.readuntil(b"data: ")
     assert cloud.upstream.open_connections == 1
     writer.transport.abort()
-    await soon(lambda: cloud.upstream.open_connections == 0)
+    await eventually(lambda: cloud.upstream.open_connections == 0)
 
 
 async def test_cloud_with_a_wrong_certificate_is_a_502_that_says_so(

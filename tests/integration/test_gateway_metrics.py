@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from fakes.engine import FakeEngine, eventually, running_fake_engine
+from fakes.engine import FakeEngine, running_fake_engine
 from fakes.line import KEY, Gateway, free_port, process, running_gateway, write_config
 from fakes.scrape import Scrape, read
+from fakes.waits import eventually
 
 PROCESSES = 4
 SCRAPE_KEY = "scrape-0123456789abcdef"

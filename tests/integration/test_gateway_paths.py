@@ -12,8 +12,9 @@ import httpx
 import pytest
 import pytest_asyncio
 from fakes.bodies import FORM_TYPE, JSON_PATHS, any_body, json_fields, transcription
-from fakes.engine import FakeEngine, eventually, running_fake_engine
+from fakes.engine import FakeEngine, running_fake_engine
 from fakes.line import KEY, Gateway, running_gateway, sha256
+from fakes.waits import eventually
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from gateway.domain.endpoint import Endpoint, ErrorShape, StreamEnd

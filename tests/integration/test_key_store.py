@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from fakes.engine import eventually
+from fakes.waits import eventually
 from redis.asyncio import Redis
 
 from gateway.admission.first_key import MARKER, ensure_first_key

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fakes.engine import eventually
+from fakes.waits import eventually
 from redis.asyncio import Redis
 
 from gateway.config.store import embedded_socket

@@ -14,7 +14,8 @@ from fakes.inner_gateway import InnerGateway, inner_gateway
 from fakes.line import KEY, sha256
 from fakes.redis_process import RedisProcess
 from fakes.ruled_line import DONE, LAST, data, text
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, ScriptedUpstream, chunk, eventually
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, ScriptedUpstream, chunk
+from fakes.waits import eventually
 
 from gateway.domain.endpoint import Endpoint
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.engine import eventually, running_fake_engine
+from fakes.engine import running_fake_engine
 from fakes.line import KEY, running_gateway
+from fakes.waits import eventually
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 

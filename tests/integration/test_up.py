@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes.engine import eventually
 from fakes.line import free_port, process, write_config
 from fakes.up import READY_S, Running, is_gone, running_up
+from fakes.waits import eventually
 
 from gateway.config.load import load
 from workers.ready_block import base_url

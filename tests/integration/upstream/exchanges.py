@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, ScriptedUpstream, chunk, eventually, plain
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, ScriptedUpstream, chunk, plain
+from fakes.waits import eventually
 
 from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
 from gateway.upstream.connection import HIGH_WATER_BYTES

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes.scripted_upstream import Peer, ScriptedUpstream, eventually, plain
+from fakes.scripted_upstream import Peer, ScriptedUpstream, plain
+from fakes.waits import eventually
 
 from gateway.domain.errors import UpstreamBroken
 from gateway.upstream.transport import Deadlines, UpstreamRequest

@@ -14,8 +14,9 @@ from fakes.caller import Caller, replies_so_far
 from fakes.inner_gateway import InnerGateway, inner_gateway
 from fakes.line import KEY, MESSAGES, sha256
 from fakes.ruled_line import LAST, USAGE_EVENT, HangUp, text
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk, eventually
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk
 from fakes.stage import DONE
+from fakes.waits import eventually
 
 from gateway.edge.context import Exchange
 from gateway.upstream.fast_path import FastPath

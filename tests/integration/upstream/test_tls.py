@@ -8,7 +8,8 @@ import ssl
 import warnings
 
 import pytest
-from fakes.scripted_upstream import Peer, ScriptedUpstream, eventually, plain
+from fakes.scripted_upstream import Peer, ScriptedUpstream, plain
+from fakes.waits import eventually
 
 from gateway.domain.errors import ConnectFailed, UpstreamTimeout
 from gateway.upstream.transport import Deadlines

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
-from fakes.scripted_upstream import Peer, eventually, plain
+from fakes.scripted_upstream import Peer, plain
+from fakes.waits import eventually
 
 from gateway.upstream.connection import HIGH_WATER_BYTES
 from gateway.upstream.reply import WireReply

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.scripted_upstream import Peer, eventually
+from fakes.scripted_upstream import Peer
+from fakes.waits import eventually
 
 from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
 from gateway.upstream.transport import Deadlines, UpstreamRequest

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, chunk, eventually, plain
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, chunk, plain
+from fakes.waits import eventually
 
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 

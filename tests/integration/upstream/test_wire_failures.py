@@ -9,7 +9,8 @@ import resource
 import socket
 
 import pytest
-from fakes.scripted_upstream import STREAM_HEAD, Peer, chunk, eventually
+from fakes.scripted_upstream import STREAM_HEAD, Peer, chunk
+from fakes.waits import eventually
 
 from gateway.domain.errors import ConnectFailed, OutOfDescriptors, UpstreamBroken
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, chunk, eventually, plain
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Script, chunk, plain
+from fakes.waits import eventually
 
 from gateway.domain.errors import UpstreamBroken
 from gateway.upstream.reply import WireReply

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, ScriptedUpstream, chunk, eventually, plain
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, ScriptedUpstream, chunk, plain
+from fakes.waits import eventually
 
 from gateway.domain.errors import ConnectFailed, InternalError, ShuttingDown, UpstreamBroken
 from gateway.upstream.transport import UpstreamRequest

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from fakes.client import KEY, request_pieces
-from fakes.front_work import AT_ONCE, CHAT, Work, at_once, connected, loop_turns, request
+from fakes.front_work import AT_ONCE, CHAT, Work, at_once, connected, request
+from fakes.waits import loop_turns
 
 from gateway.domain.errors import BadRequest
 from gateway.edge.context import Exchange

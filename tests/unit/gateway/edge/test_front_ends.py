@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from fakes.client import Client, Timers
-from fakes.front_work import AT_ONCE, CHAT, Work, app, at_once, connected, loop_turns, request
+from fakes.front_work import AT_ONCE, CHAT, Work, app, at_once, connected, request
+from fakes.waits import loop_turns
 
 from gateway.edge.context import Exchange
 from gateway.edge.incoming import EARLY_BODY_BYTES

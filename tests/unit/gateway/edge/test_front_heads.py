@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.front_work import AT_ONCE, Work, connected, loop_turns, request
+from fakes.front_work import AT_ONCE, Work, connected, request
+from fakes.waits import loop_turns
 
 from gateway.edge.front import HEAD_BYTES
 

@@ -7,7 +7,8 @@ import gc
 
 import pytest
 from fakes.client import Client, Timers
-from fakes.front_work import AT_ONCE, CHAT, Work, connected, loop_turns, request
+from fakes.front_work import AT_ONCE, CHAT, Work, connected, request
+from fakes.waits import loop_turns
 
 from gateway.edge.context import Exchange
 from gateway.edge.front import Front

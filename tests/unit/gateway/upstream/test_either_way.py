@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fakes.passage import Passage, turns
+from fakes.passage import Passage
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD
 from fakes.story import DONE, event, usage_event
+from fakes.waits import loop_turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,7 +150,7 @@ async def outcome_of(sent: Sent) -> tuple[dict[str, Any], int]:
             await passage.send(read)
     passage.end()
     await passage.client.idle()
-    await turns()
+    await loop_turns()
     reply, journey = passage.client.reply, passage.journey
     tap = journey.tap  # None: the reply was broken before it had a head
     return {

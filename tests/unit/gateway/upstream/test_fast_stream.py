@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from fakes.client import read_reply
-from fakes.passage import FAILED, PROMPT_TOKENS, Clock, Passage, turns
+from fakes.passage import FAILED, PROMPT_TOKENS, Clock, Passage
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, chunk
 from fakes.story import DONE, event, usage_event
+from fakes.waits import loop_turns
 
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
@@ -134,7 +135,7 @@ async def test_silence_is_counted_from_the_last_read_whichever_way_it_went(clock
         await passage.send(chunk(event_))
     assert passage.short == 6
     clock.advance(9.9)
-    await turns()
+    await loop_turns()
     assert passage.error is None and passage.freed == []
     clock.advance(0.2)
     await passage.client.idle()
@@ -203,10 +204,10 @@ async def test_a_full_client_gets_no_second_read_the_short_way_and_everything_in
     clock.advance(50)
     assert passage.error is None, "a slow client is no silence of the replica"
     passage.line.read_on(room_bytes=10_000)
-    await turns(len(texts))
+    await loop_turns(len(texts))
     assert passage.line.is_full and not passage.socket.is_reading, "full once more"
     passage.line.read_on()
-    await turns(len(texts))
+    await loop_turns(len(texts))
     assert passage.socket.is_reading and passage.socket.waiting_bytes == 0
     before = passage.short
     await passage.send(SECOND, chunk(WORDS[2]))
@@ -224,7 +225,7 @@ async def test_a_client_that_is_full_from_the_first_byte_gets_all_in_order() -> 
     await passage.send(BEGIN, *map(chunk, WORDS[1:6]))
     assert passage.client.body == WORDS[0] and passage.short == 0
     passage.line.read_on()
-    await turns()
+    await loop_turns()
     await passage.send(*map(chunk, WORDS[6:]), chunk(DONE), STREAM_END)
     await passage.client.idle()
     assert passage.client.body == b"".join((*WORDS, DONE)) and passage.client.is_whole
@@ -239,7 +240,7 @@ async def test_silence_is_counted_again_once_the_client_has_room(clock: Clock) -
     clock.advance(50)
     passage.line.read_on()
     clock.advance(9.9)
-    await turns()
+    await loop_turns()
     assert passage.error is None
     clock.advance(0.2)
     await passage.client.idle()
