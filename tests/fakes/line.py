@@ -14,7 +14,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from fakes.ports import free_port
 from fakes.scrape import read
 from fakes.waits import eventually
 
@@ -34,15 +34,6 @@ MESSAGES = [{"role": "user", "content": "Say hi."}]
 
 def sha256(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def free_port() -> int:
-    """A port that nobody holds now, below the range from which the kernel gives out others' ports meanwhile."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def toml(value: Any) -> str:

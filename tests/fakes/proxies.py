@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from fakes.line import free_port
+from fakes.ports import free_port
 
 START_S = 15.0
 

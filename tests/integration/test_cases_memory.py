@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 from fakes.caller import Caller, replies_so_far, request_bytes
-from fakes.line import KEY, MESSAGES, free_port, running_gateway
+from fakes.line import KEY, MESSAGES, running_gateway
+from fakes.ports import free_port
 from fakes.ruled_line import DONE, LAST, USAGE_EVENT, running_stage, text, whole
 from fakes.scrape import read
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk

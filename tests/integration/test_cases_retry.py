@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from fakes.caller import Caller
 from fakes.engine import running_fake_engine
-from fakes.line import KEY, MESSAGES, Gateway, free_port, running_gateway
+from fakes.line import KEY, MESSAGES, Gateway, running_gateway
+from fakes.ports import free_port
 from fakes.redis_process import RedisProcess
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, ScriptedUpstream, chunk, plain
 from fakes.stage import ANSWER, DONE, Answer, Stage, connected, error, event, hang_up, head, says, stream

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.line import free_port, write_config
+from fakes.line import write_config
+from fakes.ports import free_port
 from redis.asyncio import Redis
 
 FAKE_VLLM = str(Path(sys.executable).with_name("poolgate-fake-engine"))

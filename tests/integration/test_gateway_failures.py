@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from fakes.engine import FakeEngine, running_fake_engine
-from fakes.line import KEY, MESSAGES, Gateway, free_port, running_gateway, sha256
+from fakes.line import KEY, MESSAGES, Gateway, running_gateway, sha256
+from fakes.ports import free_port
 from fakes.waits import eventually
 from redis.asyncio import Redis
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from fakes.certificates import Authority
-from fakes.line import KEY, MESSAGES, Gateway, free_port, process, running_gateway, write_config
+from fakes.line import KEY, MESSAGES, Gateway, process, running_gateway, write_config
+from fakes.ports import free_port
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk, plain
 from fakes.waits import eventually
 

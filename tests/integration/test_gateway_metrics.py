@@ -13,7 +13,8 @@ import httpx
 import psutil
 import pytest
 from fakes.engine import FakeEngine, running_fake_engine
-from fakes.line import KEY, Gateway, free_port, process, running_gateway, write_config
+from fakes.line import KEY, Gateway, process, running_gateway, write_config
+from fakes.ports import free_port
 from fakes.scrape import Scrape, read
 from fakes.waits import eventually
 

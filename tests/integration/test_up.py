@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes.line import free_port, process, write_config
+from fakes.line import process, write_config
+from fakes.ports import free_port
 from fakes.up import READY_S, Running, is_gone, running_up
 from fakes.waits import eventually
 

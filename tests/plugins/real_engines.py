@@ -6,10 +6,8 @@ They run on the CPU, each in a session and a temporary directory of its own, and
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fakes.ports import free_port
 
 START_S = 240.0  # 25 s alone; several at once on two cores take a minute or two
 STOP_S = 20.0
@@ -102,15 +101,6 @@ def started(vllm: str, model: Path, name: str, *flags: str, port: int | None = N
             _end(process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    """A port that nobody holds now, below the range from which the kernel gives out others' ports meanwhile."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def is_healthy(url: str) -> bool:
