@@ -1,22 +1,23 @@
 """A real gateway process in front of one scripted upstream, whose answer a test sets anew for each of its requests.
 
-async with running_stage(tmp_path, redis_url) as stage:
-    stage.answer = broken_off_after(3)
-    reply = await stage.gateway.chat(stream=True)
+async with ruled_line(tmp_path, redis_url) as line:
+    line.answer = stream_of(text("Hi."), LAST, DONE)
+    reply = await line.gateway.chat(stream=True)
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fakes.line import KEY, Gateway, running_gateway, sha256
 from fakes.scrape import Scrape, read
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, ScriptedUpstream, chunk, plain
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk, plain
+from fakes.stage import Answer, Stage
 from fakes.waits import eventually
 
 ONE_AT_A_TIME = "sk-test-one-at-a-time-0123"  # may have one request in flight
@@ -34,8 +35,6 @@ WHOLE_REPLY = plain(
     b"200 OK",
     b"content-type: application/json",
 )
-
-Answer = Callable[[Peer, Received], Awaitable[None]]
 
 
 class HangUp(ConnectionError):
@@ -60,17 +59,19 @@ LAST = event({"content": ""}, "stop")
 USAGE_EVENT = data({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": USAGE})
 
 
-class Stage:
+class RuledLine:
     def __init__(self) -> None:
         self.gateway: Gateway
-        self.upstream = ScriptedUpstream(self._serve)
-        self.answer: Answer = whole
+        self.upstream = Stage(whole)
         self._records = 0
 
-    async def _serve(self, peer: Peer) -> None:
-        while True:
-            request = await peer.request()
-            await self.answer(peer, request)
+    @property
+    def answer(self) -> Answer:
+        return self.upstream.answer
+
+    @answer.setter
+    def answer(self, answer: Answer) -> None:
+        self.upstream.answer = answer
 
     async def next_record(self) -> dict[str, Any]:
         """The access record that follows the last one taken here."""
@@ -105,26 +106,26 @@ class Stage:
 
 
 @asynccontextmanager
-async def running_stage(
+async def ruled_line(
     folder: Path,
     redis_url: str,
     *,
     limits: dict[str, dict[str, Any]] | None = None,
     env: dict[str, str] | None = None,
     **gateway: Any,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[RuledLine]:
     """`limits` by key, beside KEY without any and ONE_AT_A_TIME; `gateway` are keys of that section."""
-    stage = Stage()
+    line = RuledLine()
     keys = {
         "test": {"sha256": sha256(KEY)},
         "one": {"sha256": sha256(ONE_AT_A_TIME), "limits": {"in_flight": 1}},
         **{f"key-{i}": {"sha256": sha256(key), "limits": own} for i, (key, own) in enumerate((limits or {}).items())},
     }
-    async with stage.upstream:
-        pools = {"tiny": {"urls": [stage.upstream.url], "served_name": "tiny", "max_model_len": 4_000_000}}
+    async with line.upstream:
+        pools = {"tiny": {"urls": [line.upstream.url], "served_name": "tiny", "max_model_len": 4_000_000}}
         async with running_gateway(folder, redis_url, env=env, gateway=gateway, keys=keys, pools=pools) as made:
-            stage.gateway = made
-            yield stage
+            line.gateway = made
+            yield line
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

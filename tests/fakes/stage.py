@@ -73,12 +73,13 @@ async def by_default(peer: Peer, request: Received) -> None:
 class Stage(ScriptedUpstream):
     """Serves requests one after the other on each connection, with what `answer` says at the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, otherwise: Answer = by_default) -> None:
+        """`otherwise` is the answer while a test sets none."""
         super().__init__(self._serve)
-        self.answer: Answer = by_default
+        self.answer = self._otherwise = otherwise
 
     def reset(self) -> None:
-        self.answer = by_default
+        self.answer = self._otherwise
         self.requests.clear()
 
     async def _serve(self, peer: Peer) -> None:

@@ -17,7 +17,7 @@ from fakes.bodies import FORM_TYPE, json_fields, transcription
 from fakes.caller import Caller
 from fakes.line import KEY, MESSAGES
 from fakes.netns import caller_host
-from fakes.ruled_line import ONE_AT_A_TIME, HangUp, Stage, running_stage, silent_after, text, whole
+from fakes.ruled_line import ONE_AT_A_TIME, HangUp, RuledLine, ruled_line, silent_after, text, whole
 from fakes.scripted_upstream import STREAM_HEAD, Peer, Received, chunk
 from fakes.waits import eventually
 
@@ -52,32 +52,32 @@ EVERY_WAY = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage_of_file(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) -> AsyncIterator[Stage]:
+async def line_of_file(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) -> AsyncIterator[RuledLine]:
     folder = tmp_path_factory.mktemp("disconnects")
-    async with running_stage(folder, redis_process.url, limits={FIFTY_AT_ONCE: {"in_flight": 50}}) as stage:
-        yield stage
+    async with ruled_line(folder, redis_process.url, limits={FIFTY_AT_ONCE: {"in_flight": 50}}) as line:
+        yield line
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stage(stage_of_file: Stage) -> Stage:
-    await stage_of_file.skip_records()
-    return stage_of_file
+async def line(line_of_file: RuledLine) -> RuledLine:
+    await line_of_file.skip_records()
+    return line_of_file
 
 
-async def slot_is_free(stage: Stage, key: str = ONE_AT_A_TIME) -> None:
-    stage.answer = whole
+async def slot_is_free(line: RuledLine, key: str = ONE_AT_A_TIME) -> None:
+    line.answer = whole
 
     async def is_admitted() -> bool:
-        status = (await stage.gateway.chat(key)).status_code
-        assert (await stage.next_record())["status"] == status
+        status = (await line.gateway.chat(key)).status_code
+        assert (await line.next_record())["status"] == status
         return status == 200
 
     await eventually(is_admitted, "the slot is given back")
 
 
-async def no_connection_is_used(stage: Stage) -> None:
+async def no_connection_is_used(line: RuledLine) -> None:
     async def all_closed() -> bool:
-        return stage.upstream.open_connections == 0
+        return line.upstream.open_connections == 0
 
     await eventually(all_closed, "the upstream sees its connections closed")
 
@@ -91,11 +91,11 @@ async def ask(caller: Caller, way: Leaving, key: str) -> None:
         await caller.ask(way.endpoint.value, fields, key=key)
 
 
-async def leave(stage: Stage, way: Leaving, *, by_reset: bool, key: str = ONE_AT_A_TIME) -> None:
+async def leave(line: RuledLine, way: Leaving, *, by_reset: bool, key: str = ONE_AT_A_TIME) -> None:
     """Asks, leaves in the phase, and sees to it that nothing is left of the request."""
     asked = asyncio.Event()
-    stage.answer = silent_after(way.sent, asked)
-    async with Caller(stage.gateway.url) as caller:
+    line.answer = silent_after(way.sent, asked)
+    async with Caller(line.gateway.url) as caller:
         await ask(caller, way, key)
         async with asyncio.timeout(10):
             await asked.wait()
@@ -105,50 +105,50 @@ async def leave(stage: Stage, way: Leaving, *, by_reset: bool, key: str = ONE_AT
             caller.reset()
         else:
             caller.close()
-    await no_connection_is_used(stage)
-    record = await stage.next_record()
+    await no_connection_is_used(line)
+    record = await line.next_record()
     assert (record["path"], record["ending"], record["status"]) == (way.endpoint.value, "client_gone", 499)
-    await stage.at_rest()
+    await line.at_rest()
 
 
 # --- every path, every phase ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", EVERY_WAY, ids=str)
-async def test_no_engine_works_on_for_a_caller_who_left(stage: Stage, way: Leaving) -> None:
-    await kept_connections_are_closed(stage)
-    await leave(stage, way, by_reset=EVERY_WAY.index(way) % 2 == 0)
-    await slot_is_free(stage)
+async def test_no_engine_works_on_for_a_caller_who_left(line: RuledLine, way: Leaving) -> None:
+    await kept_connections_are_closed(line)
+    await leave(line, way, by_reset=EVERY_WAY.index(way) % 2 == 0)
+    await slot_is_free(line)
 
 
 @pytest.mark.parametrize("kb", [30, 70, 100, 300])
-async def test_a_caller_with_a_long_prompt_who_left_is_noticed(stage: Stage, kb: int) -> None:
+async def test_a_caller_with_a_long_prompt_who_left_is_noticed(line: RuledLine, kb: int) -> None:
     """His body comes faster than it is asked for, so that the gateway stops to read for a moment."""
-    await kept_connections_are_closed(stage)
+    await kept_connections_are_closed(line)
     asked = asyncio.Event()
-    stage.answer = silent_after(b"", asked)
-    async with Caller(stage.gateway.url) as caller:
+    line.answer = silent_after(b"", asked)
+    async with Caller(line.gateway.url) as caller:
         prompt = [{"role": "user", "content": "x" * (kb * 1000)}]
         await caller.ask("/v1/chat/completions", CHAT | {"messages": prompt}, key=ONE_AT_A_TIME)
         async with asyncio.timeout(10):
             await asked.wait()
         caller.close()
-    await no_connection_is_used(stage)
-    assert (await stage.next_record())["ending"] == "client_gone"
-    await slot_is_free(stage)
+    await no_connection_is_used(line)
+    assert (await line.next_record())["ending"] == "client_gone"
+    await slot_is_free(line)
 
 
-async def kept_connections_are_closed(stage: Stage) -> None:
+async def kept_connections_are_closed(line: RuledLine) -> None:
     """Those of the requests before, which would wait for their next one."""
 
     async def close(peer: Peer, request: Received) -> None:
         await whole(peer, request)
         raise HangUp
 
-    stage.answer = close
-    while stage.upstream.open_connections:
-        await stage.gateway.chat()
-        await stage.next_record()
+    line.answer = close
+    while line.upstream.open_connections:
+        await line.gateway.chat()
+        await line.next_record()
 
 
 @pytest.mark.parametrize("comments_s", [0, 0.1], ids=["no comments", "comments"])
@@ -176,61 +176,61 @@ async def test_no_feature_hides_a_disconnect(
     }
     async with (
         collector,
-        running_stage(tmp_path, redis_url, env=env if has_traces else {}, sse_keepalive_s=comments_s) as stage,
+        ruled_line(tmp_path, redis_url, env=env if has_traces else {}, sse_keepalive_s=comments_s) as line,
     ):
         for way in EVERY_WAY:
             if way.endpoint is not Endpoint.CHAT:
                 continue
             for key in (KEY, ONE_AT_A_TIME):
-                await leave(stage, way, by_reset=key == KEY, key=key)
+                await leave(line, way, by_reset=key == KEY, key=key)
             if way.stream and comments_s:  # once more, after a comment has opened the stream
-                await leave_after_a_comment(stage, way)
-        await slot_is_free(stage)
-        await kept_connections_are_closed(stage)
+                await leave_after_a_comment(line, way)
+        await slot_is_free(line)
+        await kept_connections_are_closed(line)
     assert bool(exported) == has_traces
 
 
-async def leave_after_a_comment(stage: Stage, way: Leaving) -> None:
-    stage.answer = silent_after(way.sent, asyncio.Event())
-    async with Caller(stage.gateway.url) as caller:
+async def leave_after_a_comment(line: RuledLine, way: Leaving) -> None:
+    line.answer = silent_after(way.sent, asyncio.Event())
+    async with Caller(line.gateway.url) as caller:
         await ask(caller, way, ONE_AT_A_TIME)
         await caller.read_until(b": keep-alive")
         caller.reset()
-    await no_connection_is_used(stage)
-    assert (await stage.next_record())["ending"] == "client_gone"
-    await stage.at_rest()
+    await no_connection_is_used(line)
+    assert (await line.next_record())["ending"] == "client_gone"
+    await line.at_rest()
 
 
 # --- many at once ---------------------------------------------------------------------------------------------------
 
 
-async def test_five_hundred_torn_streams_leave_nothing_open(stage: Stage) -> None:
-    process = psutil.Process(stage.gateway.pid)
-    await kept_connections_are_closed(stage)
+async def test_five_hundred_torn_streams_leave_nothing_open(line: RuledLine) -> None:
+    process = psutil.Process(line.gateway.pid)
+    await kept_connections_are_closed(line)
     files: list[int] = []
     for _ in range(11):  # the first wave only warms up
-        stage.answer = silent_after(STREAM_HEAD + chunk(text("Hi.")), asyncio.Event())
+        line.answer = silent_after(STREAM_HEAD + chunk(text("Hi.")), asyncio.Event())
         async with contextlib.AsyncExitStack() as stack:
-            callers = [await stack.enter_async_context(Caller(stage.gateway.url)) for _ in range(50)]
+            callers = [await stack.enter_async_context(Caller(line.gateway.url)) for _ in range(50)]
             for caller in callers:
                 await caller.ask("/v1/chat/completions", CHAT, key=FIFTY_AT_ONCE)
             await asyncio.gather(*(caller.read_until(b"Hi.") for caller in callers))
-            assert stage.upstream.open_connections == 50
-            assert (await stage.gateway.chat(FIFTY_AT_ONCE)).status_code == 429  # all slots are taken
-            assert (await stage.next_record())["error_code"] == "rate_limit_exceeded"
+            assert line.upstream.open_connections == 50
+            assert (await line.gateway.chat(FIFTY_AT_ONCE)).status_code == 429  # all slots are taken
+            assert (await line.next_record())["error_code"] == "rate_limit_exceeded"
             for caller in callers:
                 caller.reset()
-        await no_connection_is_used(stage)
-        await stage.at_rest()
-        assert {record["ending"] for record in await stage.next_records(50)} == {"client_gone"}
+        await no_connection_is_used(line)
+        await line.at_rest()
+        assert {record["ending"] for record in await line.next_records(50)} == {"client_gone"}
 
         async def files_are_closed() -> bool:
             return not files or process.num_fds() <= files[0]
 
         await eventually(files_are_closed, "the open files are back to the start")
         files.append(process.num_fds())
-        await slot_is_free(stage, FIFTY_AT_ONCE)
-        await kept_connections_are_closed(stage)
+        await slot_is_free(line, FIFTY_AT_ONCE)
+        await kept_connections_are_closed(line)
 
 
 @pytest.mark.parametrize("first", ["signal", "reset"])
@@ -238,22 +238,22 @@ async def test_a_drain_on_top_of_a_disconnect_ends_in_time_and_leaves_nothing(
     tmp_path: Path, redis_url: str, first: str
 ) -> None:
     asked = asyncio.Event()
-    async with running_stage(tmp_path, redis_url, drain_s=20) as stage, contextlib.AsyncExitStack() as stack:
-        stage.answer = silent_after(STREAM_HEAD + chunk(text("Hi.")), asked)
-        callers = [await stack.enter_async_context(Caller(stage.gateway.url)) for _ in range(10)]
+    async with ruled_line(tmp_path, redis_url, drain_s=20) as line, contextlib.AsyncExitStack() as stack:
+        line.answer = silent_after(STREAM_HEAD + chunk(text("Hi.")), asked)
+        callers = [await stack.enter_async_context(Caller(line.gateway.url)) for _ in range(10)]
         for caller in callers:
             await caller.ask("/v1/chat/completions", CHAT)
         await asyncio.gather(*(caller.read_until(b"Hi.") for caller in callers))
         if first == "signal":
-            stage.gateway.process.send_signal(signal.SIGTERM)
+            line.gateway.process.send_signal(signal.SIGTERM)
         for caller in callers:
             caller.reset()
         if first == "reset":
-            stage.gateway.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(stage.gateway.process.wait(), 15) == 0  # long before drain_s
-        await no_connection_is_used(stage)
-        assert {record["ending"] for record in await stage.next_records(10)} == {"client_gone"}
-        assert "Traceback" not in stage.gateway.log.read_text()
+            line.gateway.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(line.gateway.process.wait(), 15) == 0  # long before drain_s
+        await no_connection_is_used(line)
+        assert {record["ending"] for record in await line.next_records(10)} == {"client_gone"}
+        assert "Traceback" not in line.gateway.log.read_text()
 
 
 # --- gone without a word --------------------------------------------------------------------------------------------
@@ -275,20 +275,20 @@ async def test_a_caller_whose_network_is_gone_is_not_streamed_to_for_good(
     silent = silent_after(STREAM_HEAD + chunk(text("Hi.")), asked)
     async with (
         caller_host() as host,
-        running_stage(
+        ruled_line(
             tmp_path,
             redis_url,
             host="0.0.0.0",
             sse_keepalive_s=0 if upstream == "streams on" else 0.3,
             timeouts={"write_s": 2, "gap_s": 300, "first_byte_s": 300},
-        ) as stage,
+        ) as line,
     ):
-        stage.answer = stream_on if upstream == "streams on" else silent
-        port = int(stage.gateway.url.rpartition(":")[2])
+        line.answer = stream_on if upstream == "streams on" else silent
+        port = int(line.gateway.url.rpartition(":")[2])
         async with host.caller(port, "/v1/chat/completions", CHAT, KEY, until=b"Hi."):
-            assert stage.upstream.open_connections == 1
+            assert line.upstream.open_connections == 1
             await host.cut_off()
-            await no_connection_is_used(stage)
-            record = await stage.next_record()
+            await no_connection_is_used(line)
+            record = await line.next_record()
             assert (record["ending"], record["status"]) == ("client_gone", 499)
-            await stage.at_rest()
+            await line.at_rest()

@@ -16,7 +16,7 @@ import psutil
 from fakes.caller import Caller, replies_so_far, request_bytes
 from fakes.line import KEY, MESSAGES, running_gateway
 from fakes.ports import free_port
-from fakes.ruled_line import DONE, LAST, USAGE_EVENT, running_stage, text, whole
+from fakes.ruled_line import DONE, LAST, USAGE_EVENT, ruled_line, text, whole
 from fakes.scrape import read
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk
 from fakes.waits import eventually
@@ -43,15 +43,15 @@ async def test_slow_readers_do_not_fill_the_memory(tmp_path: Path, redis_url: st
             await peer.send(piece)
 
     async with contextlib.AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(
-            running_stage(tmp_path, redis_url, limits={SLOW: {"in_flight": 50}}, timeouts={"write_s": 2, "total_s": 10})
+        line = await stack.enter_async_context(
+            ruled_line(tmp_path, redis_url, limits={SLOW: {"in_flight": 50}}, timeouts={"write_s": 2, "total_s": 10})
         )
-        await stage.gateway.chat()
-        await stage.next_record()
-        process = psutil.Process(stage.gateway.pid)
+        await line.gateway.chat()
+        await line.next_record()
+        process = psutil.Process(line.gateway.pid)
         before = most = process.memory_info().rss
-        stage.answer = flood
-        callers = [await stack.enter_async_context(Caller(stage.gateway.url, receive_buffer=4096)) for _ in range(50)]
+        line.answer = flood
+        callers = [await stack.enter_async_context(Caller(line.gateway.url, receive_buffer=4096)) for _ in range(50)]
 
         async def sip(caller: Caller) -> None:
             with contextlib.suppress(ConnectionError):
@@ -65,14 +65,14 @@ async def test_slow_readers_do_not_fill_the_memory(tmp_path: Path, redis_url: st
         async def all_are_dropped() -> bool:
             nonlocal most
             most = max(most, process.memory_info().rss)
-            return len(stage.gateway.access_lines()) == 51
+            return len(line.gateway.access_lines()) == 51
 
         await eventually(all_are_dropped, "slow readers are given up", 30)
         # how much of what is sipped the kernel confirms within `write_s` is its matter; then `total_s` is the end
-        assert {record["ending"] for record in await stage.next_records(50)} <= {"client_gone", "upstream_error"}
+        assert {record["ending"] for record in await line.next_records(50)} <= {"client_gone", "upstream_error"}
 
         async def upstream_is_left() -> bool:
-            return stage.upstream.open_connections == 0
+            return line.upstream.open_connections == 0
 
         await eventually(upstream_is_left, "the upstream's connections are closed")
         assert len(sent) == 50
@@ -82,9 +82,9 @@ async def test_slow_readers_do_not_fill_the_memory(tmp_path: Path, redis_url: st
         for task in sipping:
             task.cancel()
         await asyncio.gather(*sipping, return_exceptions=True)
-        await stage.at_rest()
-        stage.answer = whole
-        replies = await asyncio.gather(*(stage.gateway.chat(SLOW) for _ in range(50)))  # all slots are free
+        await line.at_rest()
+        line.answer = whole
+        replies = await asyncio.gather(*(line.gateway.chat(SLOW) for _ in range(50)))  # all slots are free
         assert {reply.status_code for reply in replies} == {200}
 
 
@@ -98,19 +98,19 @@ async def test_descriptors_that_run_out_are_not_the_replicas_fault(tmp_path: Pat
         await peer.send(chunk(LAST + USAGE_EVENT + DONE) + STREAM_END)
 
     async with (
-        running_stage(tmp_path, redis_url) as stage,
-        Caller(stage.gateway.url) as first,
-        Caller(stage.gateway.url) as second,
+        ruled_line(tmp_path, redis_url) as line,
+        Caller(line.gateway.url) as first,
+        Caller(line.gateway.url) as second,
     ):
-        stage.answer = waits
+        line.answer = waits
         for caller in (first, second):  # both are connected
             await caller.send(request_bytes("/v1/chat/completions", b"", method="GET"))
             await caller.read_until(b"HTTP/1.1 405 ")
             caller.data = b""
-        await stage.next_records(2)
+        await line.next_records(2)
         await first.ask("/v1/chat/completions", CHAT)
         await first.read_until(b"Hi.")
-        pid = stage.gateway.pid
+        pid = line.gateway.pid
         held = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
         free = min(set(range(max(held) + 2)) - held)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -119,16 +119,16 @@ async def test_descriptors_that_run_out_are_not_the_replicas_fault(tmp_path: Pat
             await second.read_until(b"gateway_full")
             (reply,) = replies_so_far(second.data)
             assert reply.status == 503 and reply.headers[b"retry-after"] == b"1"
-            record = await stage.next_record()
+            record = await line.next_record()
             assert (record["ending"], record["error_code"]) == ("refused", "gateway_full")
             second.data = b""
         released.set()
         await first.read_until(b"[DONE]")
-        await stage.next_record()
+        await line.next_record()
         await second.ask("/v1/chat/completions", CHAT)  # on the connection that came free
         await second.read_until(b"[DONE]")
-        assert (await stage.next_record())["status"] == 200
-        log = stage.gateway.log.read_text()
+        assert (await line.next_record())["status"] == 200
+        log = line.gateway.log.read_text()
         assert "is left out" not in log and log.count("no free file descriptor") == 1
 
 

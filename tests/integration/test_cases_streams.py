@@ -26,10 +26,10 @@ from fakes.ruled_line import (
     WHOLE_REPLY,
     Answer,
     HangUp,
-    Stage,
+    RuledLine,
     data,
     event,
-    running_stage,
+    ruled_line,
     stream_of,
     text,
 )
@@ -45,33 +45,33 @@ MINUTE_TOKENS = 1_000_000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage_of_file(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) -> AsyncIterator[Stage]:
+async def line_of_file(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) -> AsyncIterator[RuledLine]:
     limits = {key: {"tokens_per_min": MINUTE_TOKENS} for key in METERED}
-    async with running_stage(tmp_path_factory.mktemp("streams"), redis_process.url, limits=limits) as stage:
-        yield stage
+    async with ruled_line(tmp_path_factory.mktemp("streams"), redis_process.url, limits=limits) as line:
+        yield line
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def commenting_of_file(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) -> AsyncIterator[Stage]:
+async def commenting_of_file(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) -> AsyncIterator[RuledLine]:
     folder = tmp_path_factory.mktemp("comments")
-    async with running_stage(folder, redis_process.url, sse_keepalive_s=COMMENT_S) as stage:
-        yield stage
+    async with ruled_line(folder, redis_process.url, sse_keepalive_s=COMMENT_S) as line:
+        yield line
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def stage(stage_of_file: Stage) -> Stage:
-    await stage_of_file.skip_records()
-    return stage_of_file
+async def line(line_of_file: RuledLine) -> RuledLine:
+    await line_of_file.skip_records()
+    return line_of_file
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def commenting(commenting_of_file: Stage) -> Stage:
+async def commenting(commenting_of_file: RuledLine) -> RuledLine:
     await commenting_of_file.skip_records()
     return commenting_of_file
 
 
 async def streamed(
-    stage: Stage,
+    line: RuledLine,
     answer: Answer,
     *,
     key: str = KEY,
@@ -83,8 +83,8 @@ async def streamed(
 
     `begun` is set once `beginning` has come through the gateway.
     """
-    stage.answer = answer
-    async with Caller(stage.gateway.url) as caller:
+    line.answer = answer
+    async with Caller(line.gateway.url) as caller:
         body = {"model": "chat", "messages": MESSAGES, "stream": True, **fields}
         await caller.ask("/v1/chat/completions", body, key=key)
         if begun is not None:
@@ -106,11 +106,11 @@ def error_behind(body: bytes, events: bytes) -> dict[str, Any]:
     return error
 
 
-async def slot_is_free(stage: Stage) -> None:
-    stage.answer = stream_of(text("Hi."), LAST, DONE)
+async def slot_is_free(line: RuledLine) -> None:
+    line.answer = stream_of(text("Hi."), LAST, DONE)
 
     async def is_admitted() -> bool:
-        return (await stage.gateway.chat(ONE_AT_A_TIME, stream=True)).status_code == 200
+        return (await line.gateway.chat(ONE_AT_A_TIME, stream=True)).status_code == 200
 
     await eventually(is_admitted, "the slot is given back")
 
@@ -120,7 +120,7 @@ async def slot_is_free(stage: Stage) -> None:
 
 @pytest.mark.parametrize("is_in_chunks", [True, False], ids=["a chunk per byte", "one chunk"])
 async def test_no_character_is_lost_when_every_byte_comes_in_a_read_of_its_own(
-    stage: Stage, is_in_chunks: bool
+    line: RuledLine, is_in_chunks: bool
 ) -> None:
     events = text("한") + text("👍") + LAST + USAGE_EVENT
 
@@ -134,28 +134,28 @@ async def test_no_character_is_lost_when_every_byte_comes_in_a_read_of_its_own(
             await peer.trickle(chunk(events + DONE))
         await peer.send(STREAM_END)
 
-    body = await streamed(stage, answer, stream_options={"include_usage": True})
+    body = await streamed(line, answer, stream_options={"include_usage": True})
     assert body == events + DONE
     assert "\ufffd" not in body.decode()
-    record = await stage.next_record()
+    record = await line.next_record()
     assert (record["prompt_tokens"], record["completion_tokens"], record["ending"]) == (33, 48, "completed")
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])
-async def test_no_event_is_torn_at_a_unicode_line_separator(stage: Stage, line_end: bytes) -> None:
+async def test_no_event_is_torn_at_a_unicode_line_separator(line: RuledLine, line_end: bytes) -> None:
     content = "a\u2028b\u2029c\u0085d"
     shown = [event_.replace(b"\n", line_end) for event_ in (text(content), LAST)]
     hidden, done = (event_.replace(b"\n", line_end) for event_ in (USAGE_EVENT, DONE))
-    body = await streamed(stage, stream_of(*shown, hidden, done))
+    body = await streamed(line, stream_of(*shown, hidden, done))
     assert body == b"".join(shown) + done
     payloads = [part.removeprefix(b"data: ") for part in body.split(2 * line_end)]
     assert json.loads(payloads[0])["choices"][0]["delta"]["content"] == content
     assert [json.loads(payload)["choices"][0]["finish_reason"] for payload in payloads[:2]] == [None, "stop"]
-    assert (await stage.next_record())["completion_tokens"] == 48
+    assert (await line.next_record())["completion_tokens"] == 48
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_no_event_is_lost_at_the_edge_of_a_read(stage: Stage, seed: int) -> None:
+async def test_no_event_is_lost_at_the_edge_of_a_read(line: RuledLine, seed: int) -> None:
     rng = random.Random(seed)
     line_end = rng.choice([b"\n", b"\r\n"])
     shown = b"".join((*(text(f"{i} 한👍") for i in range(49)), LAST)).replace(b"\n", line_end)
@@ -168,7 +168,7 @@ async def test_no_event_is_lost_at_the_edge_of_a_read(stage: Stage, seed: int) -
             await peer.send(piece)
             await asyncio.sleep(0)
 
-    assert await streamed(stage, answer) == shown + end
+    assert await streamed(line, answer) == shown + end
 
 
 def pieces_of(data: bytes, rng: random.Random) -> list[bytes]:
@@ -181,7 +181,7 @@ def pieces_of(data: bytes, rng: random.Random) -> list[bytes]:
 
 
 @pytest.mark.parametrize("ending", ["close", "reset", "half an event", "malformed chunk"])
-async def test_a_failure_after_the_first_tokens_is_no_short_success(stage: Stage, ending: str) -> None:
+async def test_a_failure_after_the_first_tokens_is_no_short_success(line: RuledLine, ending: str) -> None:
     events = text("one") + text("two") + text("three")
     begun = asyncio.Event()
 
@@ -197,27 +197,27 @@ async def test_a_failure_after_the_first_tokens_is_no_short_success(stage: Stage
             peer.reset()
         raise HangUp
 
-    body = await streamed(stage, answer, key=ONE_AT_A_TIME, beginning=events, begun=begun)
+    body = await streamed(line, answer, key=ONE_AT_A_TIME, beginning=events, begun=begun)
     if ending == "half an event":  # passed on as it came; the error stands on lines of its own behind it
         half = events + text("four")[:-9]
         assert body.startswith(events)
         body = body.replace(half + b"\n\n", events)
     error = error_behind(body, events)
     assert (error["type"], b"[DONE]" in body) == ("upstream_error", False)
-    record = await stage.next_record()
+    record = await line.next_record()
     assert (record["ending"], record["key_id"]) == ("upstream_error", "one")
     assert record["completion_tokens"] >= 3 and record["prompt_tokens"] > 0
-    await slot_is_free(stage)
+    await slot_is_free(line)
 
 
-async def test_an_answer_without_its_end_mark_is_not_closed_neatly(stage: Stage) -> None:
-    before = (await stage.scrape()).sum("requests_total", ending="upstream_error")
+async def test_an_answer_without_its_end_mark_is_not_closed_neatly(line: RuledLine) -> None:
+    before = (await line.scrape()).sum("requests_total", ending="upstream_error")
     events = [text(f"{i} ") for i in range(5)]
-    body = await streamed(stage, stream_of(*events))
+    body = await streamed(line, stream_of(*events))
     error_behind(body, b"".join(events))
     assert b"[DONE]" not in body and b'"stop"' not in body
-    assert (await stage.next_record())["ending"] == "upstream_error"
-    assert (await stage.scrape()).sum("requests_total", ending="upstream_error") == before + 1
+    assert (await line.next_record())["ending"] == "upstream_error"
+    assert (await line.scrape()).sum("requests_total", ending="upstream_error") == before + 1
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ async def test_an_answer_without_its_end_mark_is_not_closed_neatly(stage: Stage)
 
 @pytest.mark.parametrize("wish", [True, False, None])
 async def test_the_usage_event_is_seen_once_by_those_who_asked_and_never_by_others(
-    stage: Stage, wish: bool | None
+    line: RuledLine, wish: bool | None
 ) -> None:
     fields = {} if wish is None else {"stream_options": {"include_usage": wish}}
-    body = await streamed(stage, stream_of(text("Hi."), LAST, USAGE_EVENT, DONE), **fields)
+    body = await streamed(line, stream_of(text("Hi."), LAST, USAGE_EVENT, DONE), **fields)
     assert body == text("Hi.") + LAST + (USAGE_EVENT if wish else b"") + DONE
-    assert json.loads(stage.upstream.requests[-1].body)["stream_options"] == {"include_usage": True}
-    assert (await stage.next_record())["prompt_tokens"] == 33
+    assert json.loads(line.upstream.requests[-1].body)["stream_options"] == {"include_usage": True}
+    assert (await line.next_record())["prompt_tokens"] == 33
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ async def test_the_usage_event_is_seen_once_by_those_who_asked_and_never_by_othe
         ("/v1/completions", True, METERED[3]),
     ],
 )
-async def test_no_way_of_asking_is_free_of_the_token_limit(stage: Stage, path: str, stream: bool, key: str) -> None:
+async def test_no_way_of_asking_is_free_of_the_token_limit(line: RuledLine, path: str, stream: bool, key: str) -> None:
     usage = {"prompt_tokens": 500_000, "completion_tokens": 400_000, "total_tokens": 900_000}
 
     async def answer(peer: Peer, request: Received) -> None:
@@ -255,19 +255,19 @@ async def test_no_way_of_asking_is_free_of_the_token_limit(stage: Stage, path: s
             body = WHOLE_REPLY.partition(b"\r\n\r\n")[2].replace(own, json.dumps(usage).encode())
             await peer.send(plain(body, b"200 OK", b"content-type: application/json"))
 
-    stage.answer = answer
+    line.answer = answer
     prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "Say hi."}
     fields = {"model": "chat", "max_tokens": 10, "stream": stream, **prompt}
-    first = await stage.gateway.post(path, fields, key)
+    first = await line.gateway.post(path, fields, key)
     assert first.status_code == 200, first.text
-    record = await stage.next_record()
+    record = await line.next_record()
     assert (record["prompt_tokens"], record["completion_tokens"]) == (500_000, 400_000)
-    second = await stage.gateway.post(path, fields, key)
+    second = await line.gateway.post(path, fields, key)
     left = int(second.headers["x-ratelimit-remaining-tokens"])
     assert MINUTE_TOKENS - 900_000 - 100 < left <= MINUTE_TOKENS - 900_000
 
     async def is_refused() -> bool:  # what the process took ahead may be spent first
-        return (await stage.gateway.post(path, fields, key)).status_code == 429
+        return (await line.gateway.post(path, fields, key)).status_code == 429
 
     await eventually(is_refused, "1,800,000 of 1,000,000 tokens are spent")
 
@@ -292,7 +292,7 @@ async def openai_at(url: str) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def test_a_balancer_does_not_cut_a_silent_stream_that_has_comments(commenting: Stage) -> None:
+async def test_a_balancer_does_not_cut_a_silent_stream_that_has_comments(commenting: RuledLine) -> None:
     commenting.answer = late(2, stream_of(*EVENTS))
     async with idle_timeout_proxy(commenting.gateway.url, idle_s=1) as url, openai_at(url) as client:
         stream = await client.chat.completions.create(model="chat", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
@@ -304,14 +304,14 @@ async def test_a_balancer_does_not_cut_a_silent_stream_that_has_comments(comment
 
 
 async def test_a_balancer_cuts_a_silent_stream_without_comments_which_is_byte_for_byte_the_engines(
-    stage: Stage,
+    line: RuledLine,
 ) -> None:
-    stage.answer = late(2, stream_of(*EVENTS))
-    async with idle_timeout_proxy(stage.gateway.url, idle_s=1) as url, Caller(url) as caller:
+    line.answer = late(2, stream_of(*EVENTS))
+    async with idle_timeout_proxy(line.gateway.url, idle_s=1) as url, Caller(url) as caller:
         await caller.ask("/v1/chat/completions", {"model": "chat", "messages": MESSAGES, "stream": True})
         assert await caller.read() == b""
-    await stage.next_record()
-    assert await streamed(stage, late(1, stream_of(*EVENTS))) == b"".join(EVENTS)
+    await line.next_record()
+    assert await streamed(line, late(1, stream_of(*EVENTS))) == b"".join(EVENTS)
 
 
 REFUSAL = (
@@ -326,9 +326,9 @@ async def refusing(peer: Peer, request: Received) -> None:
 @pytest.mark.parametrize("wait_s", [0, 1])
 @pytest.mark.parametrize("has_comments", [False, True])
 async def test_a_heartbeat_hides_a_refusals_status_only_when_it_came_first(
-    stage: Stage, commenting: Stage, has_comments: bool, wait_s: float
+    line: RuledLine, commenting: RuledLine, has_comments: bool, wait_s: float
 ) -> None:
-    here = commenting if has_comments else stage
+    here = commenting if has_comments else line
     here.answer = late(wait_s, refusing)
     reply = await here.gateway.chat(stream=True)
     document = reply.content
@@ -350,7 +350,7 @@ async def test_a_heartbeat_hides_a_refusals_status_only_when_it_came_first(
 # --- between gateway and caller ---------------------------------------------------------------------------------------
 
 
-async def test_no_event_is_kept_back_by_an_nginx_that_buffers(stage: Stage) -> None:
+async def test_no_event_is_kept_back_by_an_nginx_that_buffers(line: RuledLine) -> None:
     """Each event has to be with the caller before the upstream writes the next one."""
     taken: asyncio.Queue[int] = asyncio.Queue()
 
@@ -362,9 +362,9 @@ async def test_no_event_is_kept_back_by_an_nginx_that_buffers(stage: Stage) -> N
                 assert await taken.get() == i
         await peer.send(chunk(LAST + DONE) + STREAM_END)
 
-    stage.answer = answer
+    line.answer = answer
     with tempfile.TemporaryDirectory(prefix="pg-") as folder:
-        async with nginx(Path(folder), stage.gateway.url) as url, Caller(url) as caller:
+        async with nginx(Path(folder), line.gateway.url) as url, Caller(url) as caller:
             headers = [("Accept-Encoding", "gzip, br, zstd")]
             body = {"model": "chat", "messages": MESSAGES, "stream": True}
             await caller.ask("/v1/chat/completions", body, headers=headers)
@@ -376,7 +376,7 @@ async def test_no_event_is_kept_back_by_an_nginx_that_buffers(stage: Stage) -> N
     assert b"content-encoding" not in head and b"cache-control: no-cache" in head
 
 
-async def test_fields_that_nobody_here_knows_stay_in_every_delta(stage: Stage) -> None:
+async def test_fields_that_nobody_here_knows_stay_in_every_delta(line: RuledLine) -> None:
     call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
     deltas = (
         event({"reasoning": "because"}),
@@ -389,4 +389,4 @@ async def test_fields_that_nobody_here_knows_stay_in_every_delta(stage: Stage) -
         b"id: 7\nretry: 10\n: a comment of the engine's\ndata: {}\n\n",
         b'event: x-future\ndata: {"choices":\ndata: []}\n\n',
     )
-    assert await streamed(stage, stream_of(*deltas, LAST, USAGE_EVENT, DONE)) == b"".join(deltas) + LAST + DONE
+    assert await streamed(line, stream_of(*deltas, LAST, USAGE_EVENT, DONE)) == b"".join(deltas) + LAST + DONE
