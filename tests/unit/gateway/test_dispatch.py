@@ -1,125 +1,32 @@
-"""The story of one request over a scripted engine: one settlement in every ending, one body per replica."""
+"""The story of one request over a scripted engine: one settlement in every ending."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable
-from dataclasses import replace
-from random import Random
-from typing import Any, cast
 
-import msgspec
 import pytest
-from fakes.bodies import CHAT_LIKE, MESSAGES
-from fakes.story import (
-    ALICE,
-    DONE,
-    FakeCaller,
-    FakeGate,
-    FakeReply,
-    FakeTransport,
-    FixedSource,
-    Silence,
-    a_config,
-    a_record,
-    a_request,
-    event,
-    plain_answer,
-    replica,
-    usage_event,
-)
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fakes.bodies import CHAT_LIKE
+from fakes.story import DONE, FakeReply, Silence, a_request, plain_answer, usage_event
 
-from gateway.admission.gate import Gate
-from gateway.dispatch import Dispatcher, ending_of
+from gateway.dispatch import ending_of
 from gateway.domain import errors
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import (
     ConnectFailed,
-    ContextTooLong,
     EngineBusy,
     EngineDied,
     EngineFailed,
     GatewayError,
-    LimitExceeded,
-    NoReplica,
-    NotAllowed,
-    UnknownModel,
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
 )
 from gateway.domain.outcome import Ending, Outcome, Usage
-from gateway.domain.replica import ReplicaRecord, ReplicaState
-from gateway.domain.request import InferenceRequest, RateState
-from gateway.edge.decode import DENIED_FIELDS, decode
-from gateway.fleet.registry import Registry
-from gateway.routing.table import RouteTable, routes_of
-from gateway.upstream.attempt import Attempts
-from gateway.upstream.forward import Forwarder
 
-POOLS = {name: {"urls": [f"http://{name}"]} for name in ("a", "b")}
-CHAT = {"aliases": ["gpt"], "targets": [{"pool": "a"}], "fallback": ["b"]}
-A, B = replica("a/0@h"), replica("b/0@h")
-REFUSED = ConnectFailed("Connection refused.")
-EVENTS = (event("Hel"), event("lo"), event("!", "stop"))
-
-
-class World:
-    """A dispatcher between a scripted engine and a caller that listens."""
-
-    def __init__(
-        self,
-        *script: FakeReply | Exception | Silence,
-        fleet: list[ReplicaRecord] | None = None,
-        gate: FakeGate | None = None,
-        **sections: Any,
-    ) -> None:
-        config = a_config(**{"pools": POOLS, "routes": {"chat": CHAT}} | sections).config
-        self.transport = FakeTransport(*script)
-        self.fleet = Registry([FixedSource([A, B] if fleet is None else fleet)])
-        self.gate = gate or FakeGate()
-        self.caller = FakeCaller(log=self.gate.log)
-        self.record = a_record()
-        self.dispatcher = Dispatcher(
-            config,
-            RouteTable(routes_of(config)),
-            cast(Gate, self.gate),
-            self.fleet,
-            Attempts(self.transport, self.fleet, Forwarder(), config.gateway.timeouts, config.gateway.retry),
-            Random(1),
-        )
-
-    async def serve(self, request: InferenceRequest | None = None, **fields: Any) -> None:
-        await self.fleet.refresh()
-        await self.dispatcher.serve(request or a_request(**fields), self.caller, self.record)
-
-    async def serve_until(self, silence: Silence, **fields: Any) -> None:
-        """The caller leaves when the engine has been silent for a while."""
-        task = asyncio.create_task(self.serve(**fields))
-        await asyncio.wait_for(silence.reached.wait(), 5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    def outcome(self) -> Outcome:
-        """Of the one ticket, which was settled exactly once."""
-        (ticket,) = self.gate.tickets
-        (outcome,) = ticket.outcomes
-        assert not self.fleet.in_flight_by_pool()
-        return outcome
-
-    @property
-    def prompt_tokens(self) -> int:
-        """The estimate that the reservation was made with."""
-        return self.gate.reserved[0] - 1024
+from .dispatch_world import EVENTS, REFUSED, A, B, World
 
 
 # --- endings: each settles exactly once ---------------------------------------------------------------------
-
-
 async def test_a_plain_answer_is_settled_with_the_engines_own_count() -> None:
     world = World(FakeReply(plain_answer(7, 3)))
     await world.serve()
@@ -335,246 +242,7 @@ async def test_leaving_while_the_prompt_is_counted_reserves_nothing() -> None:
     assert world.gate.tickets == []
 
 
-# --- refused before an engine is asked ----------------------------------------------------------------------
-
-
-async def refused(error: type[GatewayError], world: World, **fields: Any) -> GatewayError:
-    with pytest.raises(error) as caught:
-        await world.serve(**fields)
-    assert world.transport.sent == []
-    assert all(ticket.outcomes for ticket in world.gate.tickets)
-    return caught.value
-
-
-async def test_an_unknown_model_never_reaches_the_gate() -> None:
-    world = World()
-    await refused(UnknownModel, world, model="gpt-9")
-    assert world.gate.tickets == []
-
-
-async def test_a_model_that_the_key_may_not_use_is_refused_under_its_alias_too() -> None:
-    world = World()
-    with pytest.raises(NotAllowed):
-        await world.serve(a_request(model="gpt", principal=replace(ALICE, models=("other",))))
-    assert world.gate.tickets == []
-
-
-async def test_a_limit_refusal_tells_the_callers_headers_what_is_left() -> None:
-    rate = RateState(limit_requests=1, remaining_requests=0, reset_requests_s=9)
-    world = World(gate=FakeGate(LimitExceeded("full", retry_after_s=9, rate=rate)))
-    await refused(LimitExceeded, world)
-    assert world.caller.rate == rate
-
-
-async def test_an_admitted_requests_reply_tells_what_is_left() -> None:
-    rate = RateState(limit_requests=10, remaining_requests=9)
-    world = World(FakeReply(plain_answer()), gate=FakeGate(rate=rate))
-    await world.serve()
-    assert world.caller.rate == rate
-
-
-async def test_nothing_is_reserved_while_every_pool_loads() -> None:
-    world = World(fleet=[replica("a/0@h", ReplicaState.STARTING)])
-    error = await refused(NoReplica, world)
-    assert "a (starting)" in error.message and error.retry_after_s
-    assert world.gate.tickets == []
-
-
-async def test_a_pool_that_goes_away_after_admission_gives_the_reservation_back() -> None:
-    world = World()
-    real_admit: Callable[..., Any] = world.gate.admit
-
-    async def admit(*args: Any) -> Any:
-        ticket = await real_admit(*args)
-        world.fleet.set_aside(A, "refused a connection")
-        world.fleet.set_aside(B, "refused a connection")
-        return ticket
-
-    world.gate.admit = admit  # type: ignore[method-assign]
-    await refused(NoReplica, world)
-    outcome = world.outcome()
-    assert (outcome.ending, outcome.usage, outcome.error_code) == (Ending.REFUSED, None, "model_not_ready")
-
-
-LONG = [{"role": "user", "content": "x" * 5000}]
-
-
-async def test_a_prompt_over_every_window_is_refused_before_the_engine_is_asked() -> None:
-    world = World(FakeReply(b'{"count": 3000}'))
-    with pytest.raises(ContextTooLong, match=r"2048.*3000"):
-        await world.serve(messages=LONG)
-    assert [request.path for _, request in world.transport.sent] == [b"/tokenize"]
-    assert world.gate.tickets == []
-
-
-def two_pools(a_window: int | None, b_window: int | None) -> dict[str, Any]:
-    """As the config says it; None: it does not say."""
-    pools: dict[str, Any] = {"a": {"urls": ["http://a"]}, "b": {"urls": ["http://b"]}}
-    for name, window in (("a", a_window), ("b", b_window)):
-        if window is not None:
-            pools[name]["max_model_len"] = window
-    return pools
-
-
-@pytest.mark.parametrize("big_window", [32_768, None])
-async def test_a_prompt_for_a_big_model_that_loads_is_a_503_and_not_the_small_models_400(
-    big_window: int | None,
-) -> None:
-    loading = replica("a/0@h", ReplicaState.STARTING, max_model_len=None)
-    world = World(FakeReply(b'{"count": 10000}'), fleet=[loading, B], pools=two_pools(big_window, 2048))
-    with pytest.raises(NoReplica, match=r"a \(starting\)") as caught:
-        await world.serve(messages=LONG)
-    assert caught.value.retry_after_s
-
-
-async def test_a_prompt_that_no_pool_of_the_route_will_ever_hold_is_a_400_even_while_one_loads() -> None:
-    loading = replica("a/0@h", ReplicaState.STARTING)
-    world = World(FakeReply(b'{"count": 10000}'), fleet=[loading, B], pools=two_pools(2048, 2048))
-    with pytest.raises(ContextTooLong):
-        await world.serve(messages=LONG)
-
-
-async def test_a_server_that_is_no_vllm_is_not_asked_to_count() -> None:
-    cloud = replica("a/0@h", engine="openai")
-    world = World(FakeReply(plain_answer()), fleet=[cloud])
-    await world.serve(messages=LONG)
-    assert [request.path for _, request in world.transport.sent] == [b"/v1/chat/completions"]
-    world = World(FakeReply(b'{"count": 1000}'), FakeReply(plain_answer()), fleet=[cloud, B])
-    await world.serve(messages=LONG)
-    assert world.transport.urls == [B.url, cloud.url], "counted by the vLLM of the route, served by its target"
-
-
-async def test_a_fallback_with_a_smaller_window_is_skipped() -> None:
-    small = replica("a/0@h", max_model_len=512)
-    world = World(FakeReply(b'{"count": 1000}'), FakeReply(plain_answer()), fleet=[small, B])
-    await world.serve(messages=LONG)
-    assert world.transport.urls == [B.url, B.url], "counted and served by the pool that holds it"
-
-
-# --- what is sent -------------------------------------------------------------------------------------------
-
-
-async def body_sent(*, route: dict[str, Any] | None = None, to: ReplicaRecord = A, **fields: Any) -> dict[str, Any]:
-    world = World(
-        FakeReply(plain_answer()) if not fields.get("stream") else FakeReply(*EVENTS, DONE),
-        fleet=[to],
-        routes={"chat": CHAT | (route or {})},
-        classes={"default": {"priority": 3}},
-    )
-    await world.serve(**fields)
-    (body,) = world.transport.bodies()
-    return body
-
-
-async def test_the_engine_is_asked_for_its_own_name_of_the_model() -> None:
-    assert await body_sent(model="gpt") == {"model": "a-model", "messages": MESSAGES}
-
-
-async def test_priority_goes_only_to_workers_that_are_set_up_for_it() -> None:
-    assert "priority" not in await body_sent(n=2)
-    assert (await body_sent(n=2, to=replica("a/0@h", has_priority=True)))["priority"] == 3
-
-
-async def test_usage_is_always_asked_of_a_stream_and_of_nothing_else() -> None:
-    assert "stream_options" not in await body_sent()
-    assert (await body_sent(stream=True))["stream_options"] == {"include_usage": True}
-    assert (await body_sent(stream=True, stream_options=None))["stream_options"] == {"include_usage": True}
-    for asked in (True, False, None):
-        options = {"include_usage": asked, "x": [1]}
-        assert (await body_sent(stream=True, stream_options=options))["stream_options"] == {
-            "include_usage": True,
-            "x": [1],
-        }
-
-
-async def test_running_usage_is_not_switched_on_behind_the_callers_back() -> None:
-    running = {"continuous_usage_stats": True}
-    assert (await body_sent(stream=True, stream_options=running))["stream_options"] == {"include_usage": True}
-    both = running | {"include_usage": True}
-    assert (await body_sent(stream=True, stream_options=both))["stream_options"] == both
-
-
-async def test_route_defaults_fill_in_only_what_the_caller_left_out() -> None:
-    defaults = {"temperature": 0.5, "top_p": 0.9}
-    body = await body_sent(route={"defaults": defaults}, temperature=0)
-    assert (body["temperature"], body["top_p"]) == (0, 0.9)
-
-
-async def test_the_routes_cap_is_written_into_the_body() -> None:
-    cap = {"max_output_tokens": 100}
-    assert (await body_sent(route=cap))["max_tokens"] == 100
-    assert (await body_sent(route=cap, max_tokens=50))["max_tokens"] == 50
-    assert (await body_sent(route=cap, max_tokens=500))["max_tokens"] == 100
-    body = await body_sent(route=cap, max_completion_tokens=500)
-    assert body["max_completion_tokens"] == 100 and "max_tokens" not in body
-    both = await body_sent(route=cap, max_completion_tokens=500, max_tokens=500)
-    assert (both["max_completion_tokens"], both["max_tokens"]) == (100, 100)
-
-
-async def test_a_clamped_request_is_told_so() -> None:
-    world = World(FakeReply(plain_answer()), routes={"chat": CHAT | {"max_output_tokens": 100}})
-    await world.serve(max_tokens=500)
-    assert world.caller.headers[b"x-poolgate-clamped"] == b"max_tokens"
-    world = World(FakeReply(plain_answer()), routes={"chat": CHAT | {"max_output_tokens": 100}})
-    await world.serve()
-    assert b"x-poolgate-clamped" not in world.caller.headers
-
-
-async def test_a_cap_nobody_asked_for_fits_the_window_of_the_replica_that_gets_it() -> None:
-    world = World(
-        REFUSED,
-        FakeReply(plain_answer()),
-        fleet=[replica("a/0@h", max_model_len=4096), replica("b/0@h", max_model_len=512)],
-        routes={"chat": CHAT | {"max_output_tokens": 2000}},
-    )
-    await world.serve()
-    to_a, to_b = world.transport.bodies()
-    assert to_a["max_tokens"] == 2000
-    assert 400 < to_b["max_tokens"] < 512
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=8,
-)
-OURS = {
-    "model",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "stream",
-    "stream_options",
-    "n",
-    "best_of",
-    "priority",
-}
-foreign = st.dictionaries(st.text(max_size=10).filter(lambda name: name not in OURS | DENIED_FIELDS), JSON, max_size=5)
-
-
-@settings(deadline=None)
-@given(foreign=foreign, indent=st.sampled_from([None, 1]), is_ascii=st.booleans(), is_stream=st.booleans())
-async def test_every_field_that_is_not_ours_reaches_the_engine_byte_for_byte(
-    foreign: dict[str, Any], indent: int | None, is_ascii: bool, is_stream: bool
-) -> None:
-    fields = {"model": "chat", "messages": MESSAGES, "max_tokens": 500, "stream": is_stream, **foreign}
-    body = json.dumps(fields, indent=indent, ensure_ascii=is_ascii).encode()
-    world = World(
-        FakeReply(*EVENTS, DONE) if is_stream else FakeReply(plain_answer()),
-        fleet=[replica("a/0@h", has_priority=True, max_model_len=None)],
-        routes={"chat": CHAT | {"max_output_tokens": 100, "defaults": {"temperature": 1}}},
-    )
-    await world.serve(decode(body, Endpoint.CHAT, ALICE, "default", "req-1"))
-    raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
-    before, after = raw.decode(body), raw.decode(world.transport.sent[0][1].body)
-    for name in [*foreign, "messages"]:
-        assert bytes(after[name]) == bytes(before[name])
-    assert set(after) - set(before) <= {"priority", "temperature", "stream_options"}
-
-
 # --- names of endings ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
