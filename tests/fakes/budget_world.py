@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import pytest
 from redis.asyncio import Redis
 
 from gateway.admission.account import Ticket
@@ -18,6 +19,7 @@ from gateway.admission.holdings import Holdings
 from gateway.admission.limits import Scope
 from gateway.admission.link import RedisLink
 from gateway.config.tasks import end_task
+from gateway.domain.errors import LimitExceeded
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.domain.request import Limits
 
@@ -67,6 +69,12 @@ def scope(name: str = "key:a", *, rpm: int | None = None, tpm: int | None = None
 
 async def reserve(budget: Budget, scopes: list[Scope], tokens: int = 0) -> Ticket:
     return await budget.admit(budget.account(scopes), tokens)
+
+
+async def refused(budget: Budget, scopes: list[Scope], tokens: int = 0) -> LimitExceeded:
+    with pytest.raises(LimitExceeded) as caught:
+        await reserve(budget, scopes, tokens)
+    return caught.value
 
 
 def used(tokens: int) -> Outcome:

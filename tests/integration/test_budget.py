@@ -1,10 +1,7 @@
-"""Budgets in a real Redis: what passes, what is charged, what comes back, over one and over many gateway processes."""
+"""Budgets in a real Redis: what passes, what is charged, what comes back, in one step over all limits."""
 
 from __future__ import annotations
 
-import asyncio
-import random
-import sys
 from typing import Any
 
 import pytest
@@ -14,36 +11,22 @@ from fakes.budget_world import (
     held,
     let_time_pass,
     limit_keys,
+    refused,
     reserve,
     scope,
     second_of,
     settle,
-    slow_wire,
     tokens_in_window,
     used,
 )
-from fakes.redis_process import RedisProcess
-from fakes.waits import eventually
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from gateway.admission.account import Ticket
-from gateway.admission.budget import Budget
-from gateway.admission.exchange import SLOTS_S
-from gateway.admission.limits import Scope
-from gateway.domain.errors import LimitExceeded, StoreUnavailable
+from gateway.domain.errors import StoreUnavailable
 from gateway.domain.request import RateState
 
 
-async def refused(budget: Budget, scopes: list[Scope], tokens: int = 0) -> LimitExceeded:
-    with pytest.raises(LimitExceeded) as caught:
-        await reserve(budget, scopes, tokens)
-    return caught.value
-
-
 # --- windows ----------------------------------------------------------------------------------------------------------
-
-
 async def test_steady_light_traffic_is_never_limited_and_no_key_lives_for_ever(
     redis_url: str, redis_client: Redis
 ) -> None:
@@ -257,209 +240,3 @@ async def test_every_key_of_a_script_is_in_one_cluster_slot(redis_url: str, redi
         keys = await redis_client.keys("*")
         assert len(keys) == 7  # five limits, the set of gateways, what this one sent last
         assert len({key_slot(key) for key in keys}) == 1
-
-
-# --- many processes ---------------------------------------------------------------------------------------------------
-
-
-async def test_three_processes_share_one_limit_exactly(redis_url: str) -> None:
-    async with budgets(redis_url, 3) as processes:
-        calls = [reserve(processes[number % 3], [scope(rpm=10)], 0) for number in range(30)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert sum(isinstance(result, Ticket) for result in results) == 10
-        assert sum(isinstance(result, LimitExceeded) for result in results) == 20
-
-
-async def test_more_requests_at_once_than_redis_connections_are_all_decided_by_redis(redis_url: str) -> None:
-    async with budgets(redis_url) as [budget]:
-        results = await asyncio.gather(*(reserve(budget, [scope(rpm=10**6)], 0) for _ in range(300)))
-        assert {type(second_of(result)) for result in results} == {int}
-
-
-WORKER = """
-import asyncio, sys
-from redis.asyncio import Redis
-from gateway.admission.budget import Budget
-from gateway.admission.limits import Scope
-from gateway.admission.link import RedisLink
-from gateway.domain.errors import LimitExceeded
-from gateway.domain.outcome import Ending, Outcome
-from gateway.domain.request import Limits
-
-async def one(budget, redis):
-    try:
-        ticket = await budget.admit(budget.account([Scope("key:a", Limits(in_flight=5))]), 0)
-    except LimitExceeded:
-        return
-    await redis.rpush("upstream", await redis.incr("active"))
-    await asyncio.sleep(1.0)
-    await redis.decr("active")
-    ticket.settle(Outcome(Ending.COMPLETED, 200, None))
-
-async def main():
-    redis = Redis.from_url(sys.argv[1])
-    link = RedisLink(Redis.from_url(sys.argv[1], socket_timeout=20), timeout_s=20)
-    budget = Budget(link, on_outage="closed")
-    await redis.rpush("ready", 1)
-    await redis.blpop(["go"], timeout=30)
-    await asyncio.gather(*(one(budget, redis) for _ in range(50)))
-    await budget.aclose()
-    await link.aclose()
-    await redis.aclose()
-
-asyncio.run(main())
-"""
-
-
-async def test_a_burst_over_four_processes_never_has_more_upstream_than_the_limit(
-    redis_url: str, redis_client: Redis
-) -> None:
-    command = [sys.executable, "-c", WORKER, redis_url]
-    workers = [await asyncio.create_subprocess_exec(*command) for _ in range(4)]
-    try:
-        await eventually(lambda: at_least(redis_client, "ready", 4), "four workers are up", within_s=60)
-        await redis_client.rpush("go", 1, 1, 1, 1)
-        async with asyncio.timeout(60):
-            assert [await worker.wait() for worker in workers] == [0, 0, 0, 0]
-    finally:
-        for worker in workers:
-            if worker.returncode is None:
-                worker.kill()
-                await worker.wait()
-    upstream = [int(active) for active in await redis_client.lrange("upstream", 0, -1)]
-    assert len(upstream) >= 5
-    assert max(upstream) <= 5
-    assert await held(redis_client) == 0
-
-
-async def at_least(redis: Redis, key: str, count: int) -> bool:
-    return int(await redis.llen(key)) >= count
-
-
-HOLDER = """
-import asyncio, sys
-from redis.asyncio import Redis
-from gateway.admission.budget import Budget
-from gateway.admission.limits import Scope
-from gateway.admission.link import RedisLink
-from gateway.domain.request import Limits
-
-async def main():
-    link = RedisLink(Redis.from_url(sys.argv[1], socket_timeout=20), timeout_s=20)
-    budget = Budget(link, on_outage="closed")
-    budget.start()
-    account = budget.account([Scope("key:a", Limits(in_flight=3))])
-    running = [await budget.admit(account, 0) for _ in range(3)]
-    print("holds", flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-async def test_slots_of_a_killed_process_lapse_by_themselves(redis_url: str, redis_client: Redis) -> None:
-    holder = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HOLDER, redis_url, stdout=asyncio.subprocess.PIPE
-    )
-    assert holder.stdout is not None
-    try:
-        assert await holder.stdout.readline() == b"holds\n"
-    finally:
-        holder.kill()
-        await holder.wait()
-    async with budgets(redis_url) as [budget]:
-        await refused(budget, [scope(slots=3)])
-        await let_time_pass(redis_client, int(SLOTS_S), budget)
-        await reserve(budget, [scope(slots=3)], 0)
-        assert await held(redis_client) == 1
-
-
-# --- slots in flight --------------------------------------------------------------------------------------------------
-
-
-async def test_a_running_request_keeps_its_slot_by_renewal(redis_url: str, redis_client: Redis) -> None:
-    async with budgets(redis_url) as [budget]:
-        reservation = await reserve(budget, [scope(slots=1), scope("user:u", slots=1)], 0)
-        for _ in range(4):
-            await let_time_pass(redis_client, 20, budget)
-            await budget.renew()
-        await refused(budget, [scope(slots=1)])
-        await refused(budget, [scope("user:u", slots=1)])
-        await settle(budget, reservation, 0)
-        await reserve(budget, [scope(slots=1)], 0)
-
-
-async def test_a_slot_settled_while_its_renewal_is_on_the_way_comes_free_soon(
-    redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with budgets(redis_url) as [budget]:
-        reservation = await reserve(budget, [scope(slots=1), scope("user:u", slots=1)], 0)
-        call, is_settled = budget._link.call, asyncio.Event()
-
-        async def overtaken(what: Any, *, timeout_s: float | None = None) -> Any:
-            await is_settled.wait()
-            return await call(what, timeout_s=timeout_s)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(budget._link, "call", overtaken)
-            renewing = asyncio.create_task(budget.renew())
-            await asyncio.sleep(0)
-        reservation.settle(used(0))
-        is_settled.set()
-        await renewing
-        assert (await held(redis_client), await held(redis_client, "user:u")) == (1, 1)  # as it was sent
-        await eventually(lambda: is_free(redis_client), "the slots are free")
-
-
-async def is_free(redis: Redis) -> bool:
-    return await held(redis) == 0 and await held(redis, "user:u") == 0
-
-
-async def test_cancelled_at_any_moment_nothing_stays_held_or_charged(
-    redis_process: RedisProcess, redis_client: Redis
-) -> None:
-    seed = random.randrange(2**32)
-    rng = random.Random(seed)
-    spent = 0
-
-    async def one(budget: Budget) -> None:
-        nonlocal spent
-        ticket = await reserve(budget, [scope(tpm=10**9, slots=10**5), scope("user:u", slots=10**5)], 100)
-        spent += 7
-        ticket.settle(used(7))
-
-    async with (
-        slow_wire(redis_process.socket, redis_process.directory, 0.02) as url,
-        budgets(url) as [budget],
-    ):
-        for _ in range(20):
-            calls = [asyncio.create_task(one(budget)) for _ in range(50)]
-            for call in calls:
-                asyncio.get_running_loop().call_later(rng.uniform(0, 0.25), call.cancel)
-            await asyncio.gather(*calls, return_exceptions=True)
-        await budget.aclose()
-        assert await held(redis_client) == 0, f"seed {seed}"
-        assert await held(redis_client, "user:u") == 0
-        assert await tokens_in_window(redis_client) == spent
-
-
-# --- how many gateways there are --------------------------------------------------------------------------------------
-
-
-async def test_gateways_know_how_many_they_are(redis_url: str, redis_client: Redis) -> None:
-    async with budgets(redis_url, 3) as [first, second, third]:
-        for budget in (first, second, third, first, second):
-            await budget.renew()
-        assert (first.processes, second.processes, third.processes) == (3, 3, 3)
-        await third.aclose()
-        await first.renew()
-        assert first.processes == 2
-        assert 0 < await redis_client.ttl("{poolgate}:gateways") <= 31
-
-
-async def test_a_dead_gateway_is_no_longer_counted(redis_url: str, redis_client: Redis) -> None:
-    async with budgets(redis_url, 2) as [first, second]:
-        await second.renew()
-        await redis_client.zincrby("{poolgate}:gateways", -1000 * SLOTS_S, second.process_id)
-        await first.renew()
-        assert first.processes == 1
