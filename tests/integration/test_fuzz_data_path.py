@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 import socket
@@ -23,137 +22,27 @@ import pytest
 import pytest_asyncio
 from fakes.bodies import json_fields
 from fakes.caller import Caller, replies_so_far, request_bytes
-from fakes.client import Reply
 from fakes.inner_gateway import InnerGateway, inner_gateway
 from fakes.line import KEY, sha256
-from fakes.ruled_line import DONE, LAST, HangUp, data, text
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, ScriptedUpstream, chunk, plain
+from fakes.scripted_upstream import Peer, ScriptedUpstream
 from fakes.waits import eventually
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.endpoint import Endpoint
 
+from .fuzz_judge import judge
+from .fuzz_mixes import ASKS, DIALECTS, ENDINGS, MANNERS, Ask, answer
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 EXAMPLES = int(os.environ.get("POOLGATE_FUZZ_EXAMPLES", "40"))
-COMMENT = b": keep-alive\n\n"
+
 DEADLINES = {"first_byte_s": 0.3, "gap_s": 0.3, "write_s": 0.3, "body_s": 0.3, "connect_s": 2, "total_s": 60}
 TRIES = 4
 TURNS = 20  # of the loop; an engine's answer may take twice as many
 SLOW_TURNS_S = 0.05
 OF_DEADLINES = {"upstream_timeout", "client_closed_request", "request_timeout"}
-FLOOD_BYTES = 60_000  # of one event; sixteen of them are more than a small reader's buffers hold
-
-
-def named(name: str, document: dict[str, Any]) -> bytes:
-    return b"event: " + name.encode() + b"\n" + data({"type": name, **document})
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How the engine speaks at a path that streams."""
-
-    piece: bytes
-    end: bytes
-    error: bytes
-
-
-OPENAI = Dialect(text("han 한👍 "), LAST + DONE, data({"error": {"message": "boom", "code": 500}}) + DONE)
-DIALECTS = {
-    Endpoint.CHAT: OPENAI,
-    Endpoint.COMPLETIONS: OPENAI,
-    Endpoint.RESPONSES: Dialect(
-        named("response.output_text.delta", {"delta": "han 한👍 "}),
-        named("response.completed", {"response": {"status": "completed", "usage": None}}),
-        named("error", {"message": "boom"}),
-    ),
-    Endpoint.MESSAGES: Dialect(
-        named("content_block_delta", {"delta": {"text": "han 한👍 "}}),
-        named("message_stop", {}),
-        named("error", {"error": {"type": "api_error", "message": "boom"}}),
-    ),
-}
-MARKS = {Endpoint.RESPONSES: b"response.completed", Endpoint.MESSAGES: b"message_stop"}
-ENDINGS = [
-    "whole",
-    "closed",
-    "reset",
-    "no end mark",
-    "error event",
-    "error event, silence",
-    "malformed chunk",
-    "silence",
-    "500",
-    "503",
-    "400",
-]
-MANNERS = [
-    "reads all",
-    "stops reading",
-    "leaves by FIN",
-    "leaves by RST",
-    "half-closes",
-    "pipelines",
-    "breaks off asking",
-]
-
-
-@dataclass(frozen=True)
-class Ask:
-    endpoint: Endpoint
-    stream: bool
-    ending: str
-    events: int
-    is_large: bool
-    manner: str
-    at_byte: int  # of the reply, or of the request, at which the caller leaves
-    seed: int  # of the cuts and pauses
-
-    @property
-    def is_stream(self) -> bool:
-        return self.stream and self.endpoint in DIALECTS
-
-    @property
-    def is_sound(self) -> bool:
-        return self.ending == "whole" or (self.ending == "no end mark" and not self.is_stream)
-
-    @property
-    def has_error_event(self) -> bool:
-        return self.ending.startswith("error event")
-
-    @property
-    def body(self) -> bytes:
-        """Of a plain reply."""
-        return json.dumps(
-            {"object": "x", "stop_reason": "end_turn", "text": "한" * (20_000 if self.is_large else 20)}
-        ).encode()
-
-    @property
-    def pieces(self) -> bytes:
-        """The events before the end."""
-        piece = DIALECTS[self.endpoint].piece
-        if self.is_large:
-            piece = piece.replace(b"han", b"x" * FLOOD_BYTES)
-        return piece * self.events
-
-    @property
-    def sent(self) -> bytes:
-        """Every event that the engine sends."""
-        dialect = DIALECTS[self.endpoint]
-        return self.pieces + (dialect.end if self.ending == "whole" else dialect.error if self.has_error_event else b"")
-
-
-ASKS = st.builds(
-    Ask,
-    endpoint=st.sampled_from([*DIALECTS, *DIALECTS, Endpoint.EMBEDDINGS, Endpoint.TOKENIZE]),
-    stream=st.sampled_from([True, True, False]),
-    ending=st.sampled_from(["whole", *ENDINGS]),
-    events=st.integers(0, 16),
-    is_large=st.sampled_from([False, False, False, True]),
-    manner=st.sampled_from(["reads all", *MANNERS]),
-    at_byte=st.integers(0, 3000),
-    seed=st.integers(0, 1 << 32),
-)
 
 
 class World:
@@ -169,52 +58,6 @@ class World:
         while True:
             request = await peer.request()
             await answer(peer, self.asks[request.header(b"x-session-id")[0]])
-
-
-async def answer(peer: Peer, ask: Ask) -> None:
-    """The script of one request, cut anywhere, with pauses."""
-    rng = random.Random(ask.seed)
-    if ask.ending.isdigit():
-        error = json.dumps({"error": {"message": "no", "type": "x", "param": None, "code": int(ask.ending)}})
-        await send_cut(peer, plain(error.encode(), ask.ending.encode() + b" No"), rng)
-        return
-    if ask.is_stream:
-        wire = STREAM_HEAD + b"".join(map(chunk, cut(ask.sent, rng)))
-        wire += STREAM_END if ask.ending in ("whole", "error event", "no end mark") else b""
-    else:
-        wire = plain(ask.body, b"200 OK", b"content-type: application/json")
-        if not (ask.is_sound or ask.ending == "error event"):
-            wire = wire[: rng.randrange(len(wire))]
-    await send_cut(peer, wire, rng)
-    match ask.ending:
-        case "closed":
-            raise HangUp
-        case "reset":
-            peer.reset()
-            raise HangUp
-        case "malformed chunk":
-            await peer.send(b"x\r\ny")
-            if not ask.is_stream:  # there it may have been taken for a piece of the body
-                raise HangUp
-            await peer.closed()
-            raise HangUp
-        case "silence" | "error event, silence":
-            await peer.closed()
-            raise HangUp
-
-
-async def send_cut(peer: Peer, data: bytes, rng: random.Random) -> None:
-    for piece in cut(data, rng):
-        await peer.send(piece)
-        for _ in range(rng.randrange(3)):
-            await asyncio.sleep(0)
-        if rng.random() < 0.05:
-            await asyncio.sleep(0.06)  # longer than the interval of comments
-
-
-def cut(data: bytes, rng: random.Random) -> list[bytes]:
-    bounds = sorted({0, len(data), *(rng.randrange(len(data) + 1) for _ in range(rng.randrange(12)))})
-    return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -411,50 +254,3 @@ async def stop_reading(caller: Caller, gateway: InnerGateway) -> None:
     before = len(gateway.records)
     with contextlib.suppress(AssertionError):
         await eventually(lambda: len(gateway.records) > before and not gateway.in_flight, within_s=1.5)
-
-
-def judge(ask: Ask, reply: Reply) -> None:
-    """What came has to be a beginning of what the engine sent, or tell an error."""
-    if not ask.is_stream:
-        if ask.ending.isdigit():
-            assert reply.status == {"500": 502, "503": 503, "400": 400}[ask.ending], (ask, reply)
-        elif ask.is_sound or ask.ending == "error event":
-            assert reply.status == 200 and ask.body.startswith(reply.body), (ask, reply)
-        else:
-            assert reply.status in (502, 504), (ask, reply)
-        if reply.is_whole and reply.status != 200:
-            assert "error" in json.loads(reply.body)
-        return
-    if reply.status != 200:
-        assert not ask.is_sound and reply.status in (400, 502, 503, 504), (ask, reply)
-        assert not reply.is_whole or "error" in json.loads(reply.body)
-        return
-    body = reply.body
-    while body.startswith(COMMENT) or b"\n\n" + COMMENT in body:
-        body = body.removeprefix(COMMENT).replace(b"\n\n" + COMMENT, b"\n\n")
-    if not reply.is_whole:
-        judge_part(ask, body)
-    elif ask.is_sound:
-        assert body == ask.sent, (ask, body[-300:])
-    elif ask.has_error_event and body == ask.sent:
-        pass
-    else:
-        assert MARKS.get(ask.endpoint, b"[DONE]") not in body, (ask, body[-300:])
-        *events, last = body.removesuffix(b"\n\n").split(b"\n\n")
-        assert "error" in json.loads(last.partition(b"data: ")[2]), (ask, body[-300:])
-        whole = b"".join(event + b"\n\n" for event in events)
-        # half an event may stand before the error, on a line of its own
-        assert ask.sent.startswith(whole) or ask.sent.startswith(whole.rstrip(b"\n")), (ask, body[-300:])
-
-
-def judge_part(ask: Ask, body: bytes) -> None:
-    """The caller left before the end: a beginning of the stream, then perhaps that of a comment or an error event."""
-    begun = next((size for size in range(len(COMMENT) - 1, 0, -1) if body.endswith(COMMENT[:size])), 0)
-    if ask.sent.startswith(body) or ask.sent.startswith(body[: len(body) - begun]):
-        return
-    assert not ask.is_sound, (ask, body[-300:])
-    shared = next((i for i, (a, b) in enumerate(zip(body, ask.sent, strict=False)) if a != b), len(ask.sent))
-    boundary = body.rfind(b"\n\n", 0, shared) + 2 if b"\n\n" in body[:shared] else 0
-    heads = (b'data: {"error"', b"event: error\n")
-    rests = [body[i:].removeprefix(b"\n\n") for i in (boundary, shared, shared - 1)]
-    assert any(rest.startswith(head) or head.startswith(rest) for rest in rests for head in heads), (ask, body[-300:])
