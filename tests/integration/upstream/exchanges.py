@@ -84,6 +84,29 @@ def sends_apart(taker: Taker, first: bytes, second: bytes) -> Script:
     return script
 
 
+def goes_on_when_told(told: asyncio.Event, first: bytes, rest: bytes) -> Script:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD + first)
+        await told.wait()
+        await peer.send(rest)
+        await peer.closed()
+
+    return script
+
+
+def resets_when_told(told: asyncio.Event) -> Script:
+    """In the midst of a stream, behind its first chunk."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(STREAM_HEAD + chunk(b"one"))
+        await told.wait()
+        peer.reset()
+
+    return script
+
+
 def keeps_sending(pause_s: float) -> Script:
     """A stream without end, a byte of text every `pause_s` seconds."""
 

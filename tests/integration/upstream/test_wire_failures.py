@@ -9,13 +9,13 @@ import resource
 import socket
 
 import pytest
-from fakes.scripted_upstream import STREAM_HEAD, Peer, chunk
+from fakes.scripted_upstream import Peer
 from fakes.waits import eventually
 
 from gateway.domain.errors import ConnectFailed, OutOfDescriptors, UpstreamBroken
 
 from .conftest import Pair
-from .exchanges import PATIENT, POST, answer_ok, fetch
+from .exchanges import PATIENT, POST, answer_ok, fetch, resets_when_told
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,7 @@ async def test_reset_before_the_head_is_broken_and_no_byte_had_come(both: Pair) 
 
 async def test_reset_after_the_head_is_broken_not_a_short_success(both: Pair) -> None:
     go_on = asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(STREAM_HEAD + chunk(b"one"))
-        await go_on.wait()
-        peer.reset()
-
-    async with both.upstream(script) as upstream:
+    async with both.upstream(resets_when_told(go_on)) as upstream:
         reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert await reply.read() == b"one"
         go_on.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fakes.scripted_upstream import STREAM_HEAD, Peer, chunk, plain
+from fakes.scripted_upstream import Peer, plain
 from fakes.waits import eventually
 
 from gateway.domain.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
@@ -13,7 +13,7 @@ from gateway.upstream import wire
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 
 from .conftest import Pair, wire_transport
-from .exchanges import LONG, PATIENT, POST, answer_ok, fetch, silent, stale
+from .exchanges import LONG, PATIENT, POST, answer_ok, fetch, sends, silent, stale, tell_and_hang
 
 # --- reuse ----------------------------------------------------------------------------------------------------------
 
@@ -53,24 +53,14 @@ async def test_a_whole_reply_frees_its_connection_before_it_is_read(both: Pair) 
     "reply", [plain(b"x", b"200 OK", b"connection: close"), b"HTTP/1.0 200 OK\r\ncontent-length: 1\r\n\r\nx"]
 )
 async def test_a_connection_that_the_engine_wants_to_close_is_not_kept(both: Pair, reply: bytes) -> None:
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(reply)
-        await peer.closed()
-
-    async with both.upstream(script) as upstream:
+    async with both.upstream(sends(reply)) as upstream:
         for n in (1, 2):
             assert await fetch(both, upstream.url) == b"x"
             assert (upstream.accepted, both.transport.idle) == (n, 0)
 
 
 async def test_a_reply_closed_before_its_end_takes_its_connection_along(both: Pair) -> None:
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(STREAM_HEAD + chunk(b"one"))
-        await peer.closed()
-
-    async with both.upstream(script) as upstream:
+    async with both.upstream(tell_and_hang) as upstream:
         reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert both.transport.active == 1
         reply.close()

@@ -21,10 +21,12 @@ from .exchanges import (
     Taker,
     cancel,
     expect_timeout,
+    goes_on_when_told,
     head_alone,
     keeps_sending,
     pauses,
     relayed,
+    resets_when_told,
     sends,
     sends_apart,
     silent,
@@ -191,14 +193,7 @@ async def test_a_cancelled_relay_closes_the_engines_connection(both: Pair, has_r
 
 async def test_a_reply_that_broke_off_before_its_relay_began_is_told_after_what_had_come(both: Pair) -> None:
     has_come = asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(STREAM_HEAD + chunk(b"one"))
-        await has_come.wait()
-        peer.reset()
-
-    async with both.upstream(script) as upstream:
+    async with both.upstream(resets_when_told(has_come)) as upstream:
         reply = await both.transport.send(upstream.url, POST, PATIENT)
         await eventually(lambda: reply.unread_bytes > 0)
         has_come.set()
@@ -226,14 +221,7 @@ async def test_close_of_a_relay_by_somebody_else_ends_it(both: Pair) -> None:
 
 async def test_close_of_a_whole_reply_that_waits_for_room_ends_the_relay(both: Pair) -> None:
     go_on = asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(STREAM_HEAD + chunk(b"one"))
-        await go_on.wait()
-        await peer.send(chunk(b"two") + STREAM_END)
-        await peer.closed()
-
+    script = goes_on_when_told(go_on, chunk(b"one"), chunk(b"two") + STREAM_END)
     taker = Taker(has_room=False)
     async with relayed(both, script, taker) as (_, reply, task):
         await eventually(lambda: taker.data == b"one")

@@ -13,7 +13,7 @@ from gateway.domain.errors import ConnectFailed, InternalError, ShuttingDown, Up
 from gateway.upstream.transport import UpstreamRequest
 
 from .conftest import Pair
-from .exchanges import PATIENT, POST, answer_ok, fetch, is_stuck
+from .exchanges import PATIENT, POST, answer_ok, fetch, goes_on_when_told, is_stuck
 
 JSON = (b"content-type", b"application/json")
 
@@ -160,14 +160,7 @@ async def test_a_reply_byte_by_byte(both: Pair) -> None:
 
 async def test_a_read_gives_what_is_there_without_waiting_for_more(both: Pair) -> None:
     go_on = asyncio.Event()
-
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(STREAM_HEAD + chunk(b"one") + chunk(b"two"))
-        await go_on.wait()
-        await peer.send(chunk(b"three") + STREAM_END)
-        await peer.closed()
-
+    script = goes_on_when_told(go_on, chunk(b"one") + chunk(b"two"), chunk(b"three") + STREAM_END)
     async with both.upstream(script) as upstream:
         reply = await both.transport.send(upstream.url, POST, PATIENT)
         assert await reply.read() == b"onetwo"

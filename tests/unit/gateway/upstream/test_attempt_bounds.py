@@ -52,16 +52,22 @@ async def test_a_fleet_in_trouble_gets_a_share_more_and_not_twice_the_load() -> 
     assert 220 <= len(made.transport.sent) <= 231  # the burst, and a tenth
 
 
+class SlowTransport(FakeTransport):
+    """Each request takes `each_s` of the time that attempt.py reads."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, each_s: float, *script: FakeReply) -> None:
+        super().__init__(*script)
+        self._each_s = each_s
+        self._now = 100.0
+        patch.setattr("gateway.upstream.attempt.time", SimpleNamespace(monotonic=lambda: self._now))
+
+    async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> FakeReply:
+        self._now += self._each_s
+        return await super().send(url, request, deadlines)
+
+
 async def test_no_further_attempt_begins_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("gateway.upstream.attempt.time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    class Slow(FakeTransport):
-        async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> FakeReply:
-            now[0] += 6
-            return await super().send(url, request, deadlines)
-
-    made = World(Slow(*(status(500) for _ in range(5))), attempts=5, within_s=10)
+    made = World(SlowTransport(monkeypatch, 6, *(status(500) for _ in range(5))), attempts=5, within_s=10)
     with pytest.raises(EngineFailed):
         await made.run(A, B, C, D, E)
     assert len(made.transport.sent) == 2, "after 6 s another one, after 12 s none"
@@ -69,15 +75,7 @@ async def test_no_further_attempt_begins_after_its_time(monkeypatch: pytest.Monk
 
 
 async def test_a_total_deadline_that_is_used_up_ends_the_next_attempt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("gateway.upstream.attempt.time", SimpleNamespace(monotonic=lambda: now[0]))
-
-    class Slow(FakeTransport):
-        async def send(self, url: str, request: UpstreamRequest, deadlines: Deadlines) -> FakeReply:
-            now[0] += 50
-            return await super().send(url, request, deadlines)
-
-    made = World(Slow(status(500), fine()), within_s=100)
+    made = World(SlowTransport(monkeypatch, 50, status(500), fine()), within_s=100)
     await made.run(A, B)
     assert 0 < made.transport.deadlines[1].total_s < 0.01
 

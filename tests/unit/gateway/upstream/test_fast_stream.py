@@ -128,12 +128,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-async def test_silence_is_counted_from_the_last_read_whichever_way_it_went(clock: Clock) -> None:
-    passage = await begun(clock=clock, gap_s=10)
+async def six_fast_reads(passage: Passage, clock: Clock, each_s: float) -> None:
+    """One after each `each_s` seconds, of the words behind the first two."""
     for event_ in WORDS[2:8]:
-        clock.advance(9)
+        clock.advance(each_s)
         await passage.send(chunk(event_))
     assert passage.short == 6
+
+
+async def test_silence_is_counted_from_the_last_read_whichever_way_it_went(clock: Clock) -> None:
+    passage = await begun(clock=clock, gap_s=10)
+    await six_fast_reads(passage, clock, 9)
     clock.advance(9.9)
     await loop_turns()
     assert passage.error is None and passage.freed == []
@@ -156,10 +161,8 @@ async def test_a_read_that_comes_after_the_reply_was_given_up_goes_nowhere(clock
 
 async def test_the_total_deadline_holds_while_fast_reads_flow(clock: Clock) -> None:
     passage = await begun(clock=clock, gap_s=10, total_s=30)
-    for event_ in WORDS[2:8]:
-        clock.advance(4.9)
-        await passage.send(chunk(event_))
-    assert passage.error is None and passage.short == 6
+    await six_fast_reads(passage, clock, 4.9)
+    assert passage.error is None
     clock.advance(0.7)
     await passage.client.idle()
     assert isinstance(passage.error, UpstreamTimeout) and "total" in str(passage.error)
@@ -167,10 +170,7 @@ async def test_the_total_deadline_holds_while_fast_reads_flow(clock: Clock) -> N
 
 async def test_no_comment_is_put_in_while_fast_reads_flow_and_one_when_they_stop(clock: Clock) -> None:
     passage = await begun(clock=clock, keepalive_s=5)
-    for event_ in WORDS[2:8]:
-        clock.advance(4)
-        await passage.send(chunk(event_))
-    assert passage.short == 6
+    await six_fast_reads(passage, clock, 4)
     clock.advance(4.9)
     assert passage.client.body == b"".join(WORDS[:8])
     clock.advance(0.1)
