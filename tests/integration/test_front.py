@@ -74,6 +74,19 @@ async def running_probe(drain_s: float = 10, head_s: float = 10, write_s: float 
         await process.wait()
 
 
+@asynccontextmanager
+async def told_to_stop(
+    path: str, drain_s: float, number: signal.Signals = signal.SIGTERM
+) -> AsyncIterator[tuple[Probe, socket.socket]]:
+    """A probe that got the signal in the midst of a reply, and the client that it replies to."""
+    async with running_probe(drain_s=drain_s) as probe:
+        with probe.client() as client:
+            await ask(client, path)
+            await probe.tells("entered")
+            probe.process.send_signal(number)
+            yield probe, client
+
+
 async def ask(sock: socket.socket, path: str) -> None:
     await asyncio.get_running_loop().sock_sendall(sock, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
 
@@ -173,44 +186,31 @@ async def drain(sock: socket.socket) -> None:
 
 @BOTH
 async def test_sigterm_lets_a_stream_finish_and_takes_no_new_connection(lane):
-    async with running_probe() as probe:
-        with probe.client() as client:
-            await ask(client, lane + "/until-told")
-            await probe.tells("entered")
-            probe.process.send_signal(signal.SIGTERM)
-            assert (await read_to_end(client)).endswith(b"whole\r\n0\r\n\r\n")
-            assert await asyncio.wait_for(probe.process.wait(), WITHIN_S) == 0
-            with pytest.raises(ConnectionRefusedError):
-                probe.client()
+    async with told_to_stop(lane + "/until-told", drain_s=10) as (probe, client):
+        assert (await read_to_end(client)).endswith(b"whole\r\n0\r\n\r\n")
+        assert await asyncio.wait_for(probe.process.wait(), WITHIN_S) == 0
+        with pytest.raises(ConnectionRefusedError):
+            probe.client()
 
 
 @BOTH
 async def test_new_connections_are_refused_while_a_stream_drains(lane):
-    async with running_probe(drain_s=30) as probe:
-        with probe.client() as client:
-            await ask(client, lane + "/stream")
-            await probe.tells("entered")
-            probe.process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(WITHIN_S):
-                while True:
-                    try:
-                        probe.client().close()
-                    except ConnectionRefusedError:
-                        break
-                    await asyncio.sleep(0.02)
-            assert probe.process.returncode is None
+    async with told_to_stop(lane + "/stream", drain_s=30) as (probe, _), asyncio.timeout(WITHIN_S):
+        while True:
+            try:
+                probe.client().close()
+            except ConnectionRefusedError:
+                break
+            await asyncio.sleep(0.02)
+        assert probe.process.returncode is None
 
 
 @BOTH
 async def test_grace_time_ends_a_stream_that_may_still_say_why(lane):
     """The handler is cancelled, its clean-up is waited for, and only then does the app end."""
-    async with running_probe(drain_s=0.1) as probe:
-        with probe.client() as client:
-            await ask(client, lane + "/stream")
-            await probe.tells("entered")
-            probe.process.send_signal(signal.SIGTERM)
-            assert (await read_to_end(client)).endswith(b"bye\n\r\n0\r\n\r\n")
-            told = await probe.rest()
+    async with told_to_stop(lane + "/stream", drain_s=0.1) as (probe, client):
+        assert (await read_to_end(client)).endswith(b"bye\n\r\n0\r\n\r\n")
+        told = await probe.rest()
         assert [line for line in told if line in ("cancelled", "cleaned up", "lifespan ends")] == [
             "cancelled",
             "cleaned up",
@@ -222,15 +222,11 @@ async def test_grace_time_ends_a_stream_that_may_still_say_why(lane):
 @BOTH
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_does_not_wait_for_the_grace_time(number, lane):
-    async with running_probe(drain_s=600) as probe:
-        with probe.client() as client:
-            await ask(client, lane + "/stream")
-            await probe.tells("entered")
-            probe.process.send_signal(number)
-            async with asyncio.timeout(WITHIN_S):
-                while b"bye" not in await asyncio.get_running_loop().sock_recv(client, 65_536):
-                    probe.process.send_signal(number)
-            assert "lifespan ends" in await probe.rest()
+    async with told_to_stop(lane + "/stream", drain_s=600, number=number) as (probe, client):
+        async with asyncio.timeout(WITHIN_S):
+            while b"bye" not in await asyncio.get_running_loop().sock_recv(client, 65_536):
+                probe.process.send_signal(number)
+        assert "lifespan ends" in await probe.rest()
         assert await asyncio.wait_for(probe.process.wait(), WITHIN_S) == 0
 
 

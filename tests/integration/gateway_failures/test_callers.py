@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fakes.caller import Caller, request_bytes
 from fakes.line import KEY, MESSAGES
 from fakes.waits import eventually
 
 from .conftest import LIMITED, Pair, slot_is_free
+
+CHAT = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize("phase", ["before the head", "before the first event", "mid stream", "plain"])
@@ -24,23 +25,17 @@ async def test_caller_that_leaves_frees_the_engine_and_the_slot(pair: Pair, phas
         "mid stream": {"stream": True, "max_tokens": 1000},
         "plain": {"stream": False, "max_tokens": 1000},
     }[phase]
-    body = json.dumps({"model": "chat", "messages": MESSAGES} | fields).encode()
-    host, port = pair.gateway.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: %b\r\nContent-Length: %d\r\n\r\n%b"
-        % (LIMITED.encode(), len(body), body)
-    )
 
     async def runs() -> bool:
-        return bool((await pair.first.state())["calls"].get("POST /v1/chat/completions"))
+        return bool((await pair.first.state())["calls"].get(f"POST {CHAT}"))
 
-    await eventually(runs, "the engine has the request")
-    if phase == "mid stream":
-        await reader.readuntil(b"data: ")
-    else:
-        assert (await pair.gateway.chat(LIMITED)).status_code == 429  # the slot is taken
-    writer.transport.abort()
+    async with Caller(pair.gateway.url) as caller:
+        await caller.ask(CHAT, {"model": "chat", "messages": MESSAGES} | fields, key=LIMITED)
+        await eventually(runs, "the engine has the request")
+        if phase == "mid stream":
+            await caller.read_until(b"data: ")
+        else:
+            assert (await pair.gateway.chat(LIMITED)).status_code == 429  # the slot is taken
 
     async def is_aborted() -> bool:
         state = await pair.first.state()
@@ -54,7 +49,7 @@ async def test_disconnects_in_numbers_leave_nothing_behind(pair: Pair) -> None:
     async def hang_up(i: int) -> None:
         with pytest.raises(httpx.ReadTimeout):
             await pair.gateway.client.post(
-                pair.gateway.url + "/v1/chat/completions",
+                pair.gateway.url + CHAT,
                 json={"model": "chat", "messages": MESSAGES, "max_tokens": 1900, "stream": False},
                 headers={"x-api-key": KEY},
                 timeout=httpx.Timeout(5, read=0.05 + i % 7 / 50),
@@ -74,33 +69,15 @@ async def test_disconnects_in_numbers_leave_nothing_behind(pair: Pair) -> None:
 
 
 async def test_stalled_upload_ends_in_408(pair: Pair) -> None:
-    host, port = pair.gateway.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: %b\r\nContent-Length: 1000\r\n\r\n{"
-        % KEY.encode()
-    )
-    answer = await asyncio.wait_for(reader.read(4096), 10)
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    writer.close()
+    async with Caller(pair.gateway.url) as caller:
+        await caller.send(request_bytes(CHAT, b"{" * 1000)[:-999])
+        assert (await caller.reply()).status == 408
 
 
 async def test_caller_that_stops_reading_is_dropped_and_the_engine_freed(pair: Pair) -> None:
-    body = json.dumps(
-        {"model": "chat", "messages": MESSAGES, "stream": True, "max_tokens": 1900, "x_fake": {"text": "x" * 7_500_000}}
-    ).encode()
-    host, port = pair.gateway.url.removeprefix("http://").split(":")
-    with socket.socket() as caller:
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        caller.connect((host, int(port)))
-        await asyncio.get_running_loop().run_in_executor(
-            None,
-            caller.sendall,
-            (
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: %b\r\nContent-Length: %d\r\n\r\n%b"
-                % (KEY.encode(), len(body), body)
-            ),
-        )
+    fields = {"stream": True, "max_tokens": 1900, "x_fake": {"text": "x" * 7_500_000}}
+    async with Caller(pair.gateway.url, receive_buffer=4096) as caller:
+        await caller.ask(CHAT, {"model": "chat", "messages": MESSAGES} | fields)
 
         async def is_dropped() -> bool:
             return [record["ending"] for record in pair.gateway.access_lines()] == ["client_gone"]

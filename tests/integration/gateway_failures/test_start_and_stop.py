@@ -30,23 +30,33 @@ async def test_several_processes_serve_one_port_and_stop_together(tmp_path: Path
             assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-async def test_sigterm_lets_running_streams_finish_and_takes_no_new_ones(pair: Pair) -> None:
-    stream = asyncio.create_task(pair.gateway.events(max_tokens=200))
+async def running(pair: Pair, requests: int) -> None:
+    """Returns once so many have reached the engine."""
 
-    async def runs() -> bool:
-        return bool((await pair.first.state())["running"])
+    async def are() -> bool:
+        return bool((await pair.first.state())["running"] == requests)
 
-    await eventually(runs, "the stream runs")
-    pair.gateway.process.terminate()
+    await eventually(are, f"{requests} requests run")
 
-    async def is_refused() -> bool:
+
+async def draining(pair: Pair) -> None:
+    """Returns once the gateway takes nobody new: it refuses, or says so."""
+
+    async def takes_nobody() -> bool:
         try:
             async with httpx.AsyncClient(trust_env=False) as fresh:
                 return (await fresh.get(pair.gateway.url + "/ready")).status_code == 503
         except httpx.TransportError:
             return True
 
-    await eventually(is_refused, "new connections are refused")
+    await eventually(takes_nobody, "new connections are refused")
+
+
+async def test_sigterm_lets_running_streams_finish_and_takes_no_new_ones(pair: Pair) -> None:
+    stream = asyncio.create_task(pair.gateway.events(max_tokens=200))
+    await running(pair, 1)
+    pair.gateway.process.terminate()
+    await draining(pair)
     events = await stream
     assert events[-1] == "[DONE]" and len(events) > 200
     assert await asyncio.wait_for(pair.gateway.process.wait(), 10) == 0
@@ -56,21 +66,9 @@ async def test_sigterm_lets_running_streams_finish_and_takes_no_new_ones(pair: P
 async def test_second_signal_ends_at_once_and_tells_the_callers(pair: Pair, second: signal.Signals) -> None:
     stream = asyncio.create_task(pair.gateway.events(max_tokens=1900))
     plain = asyncio.create_task(pair.gateway.chat(max_tokens=1900))
-
-    async def run() -> bool:
-        return bool((await pair.first.state())["running"] == 2)
-
-    await eventually(run, "both run")
+    await running(pair, 2)
     pair.gateway.process.terminate()
-
-    async def drains() -> bool:
-        try:
-            async with httpx.AsyncClient(trust_env=False) as fresh:
-                return (await fresh.get(pair.gateway.url + "/ready")).status_code == 503
-        except httpx.TransportError:
-            return True
-
-    await eventually(drains, "the first signal is noticed")
+    await draining(pair)
     pair.gateway.process.send_signal(second)
     assert json.loads((await stream)[-1])["error"]["code"] == "shutting_down"
     reply = await plain
@@ -81,11 +79,7 @@ async def test_second_signal_ends_at_once_and_tells_the_callers(pair: Pair, seco
 
 async def test_stream_that_outlasts_the_drain_gets_an_error_event(pair: Pair) -> None:
     stream = asyncio.create_task(pair.gateway.events(max_tokens=1900))  # 9.5 s; drain_s is 5
-
-    async def runs() -> bool:
-        return bool((await pair.first.state())["running"])
-
-    await eventually(runs, "the stream runs")
+    await running(pair, 1)
     pair.gateway.process.terminate()
     events = await stream
     assert json.loads(events[-1])["error"]["code"] == "shutting_down"
