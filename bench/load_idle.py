@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections import Counter
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -20,8 +20,8 @@ import uvloop
 
 from bench.cpu import rss_bytes, tree
 from bench.load_latency import BadReply, durations_ms
-from bench.request import Target, raw
-from bench.streams import StreamClient
+from bench.request import Target
+from bench.streams import StreamClient, Streams
 
 OPENS_PER_S = 1500
 BATCH = 15
@@ -32,34 +32,21 @@ WARM_UP_REQUESTS = 200
 POLL_S = 0.05
 
 
-class IdleStreams:
+class IdleStreams(Streams):
     """Streams that stay open until the upstream ends them."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._request = raw(target, is_stream=True)
-        self._clients: list[StreamClient] = []
-        self.finished = 0
-        self.faults: Counter[str] = Counter()
 
     async def open_up_to(self, wanted: int) -> None:
         """Paced; returns when each has had its first event, or has failed, or FIRST_EVENT_S passed."""
         began, already = perf_counter(), len(self._clients)
         while len(self._clients) < wanted and not self.faults:
-            await asyncio.gather(*(self._open() for _ in range(min(BATCH, wanted - len(self._clients)))))
+            await asyncio.gather(*(self._open(self._source()) for _ in range(min(BATCH, wanted - len(self._clients)))))
             ahead_s = (len(self._clients) - already) / OPENS_PER_S - (perf_counter() - began)
             await asyncio.sleep(max(0.0, ahead_s))
         await until(lambda: self.waiting == 0 or bool(self.faults), FIRST_EVENT_S)
 
-    async def _open(self) -> None:
+    def _source(self) -> tuple[str, int]:
         # 127.0.0.1 has some 28,000 ports for one server; spread over addresses they last for any number of runs
-        source = f"127.0.{1 + len(self._clients) % 16}.1"
-        loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(
-            lambda: StreamClient(self._ended), self._target.host, self._target.port, local_addr=(source, 0)
-        )
-        self._clients.append(client)
-        client.ask(self._request)
+        return f"127.0.{1 + len(self._clients) % 16}.1", 0
 
     @property
     def waiting(self) -> int:
@@ -70,26 +57,18 @@ class IdleStreams:
         wanted = len(self._clients)
         await until(lambda: self.finished + self.faults.total() >= wanted, END_S)
 
-    def close(self) -> None:
-        for client in self._clients:
-            client.close()
-
     def require_sound(self, wanted: int) -> None:
         """Ends the process with what went wrong, if anything did."""
         if self.faults or self.waiting or len(self._clients) != wanted:
-            seen = ", ".join(f"{count} × {fault}" for fault, count in self.faults.most_common(3))
-            opened = len(self._clients)
-            sys.exit(f"{wanted} idle streams: {opened} opened, {self.waiting} without a first event; {seen or '-'}")
+            opened, seen = len(self._clients), self.most_faults() or "-"
+            sys.exit(f"{wanted} idle streams: {opened} opened, {self.waiting} without a first event; {seen}")
 
     def _ended(self, client: StreamClient, fault: str) -> None:
-        if fault:
-            self.faults[fault] += 1
-        else:
-            self.finished += 1
+        super()._ended(client, fault)
         client.close()
 
 
-async def until(condition: Any, deadline_s: float) -> None:
+async def until(condition: Callable[[], bool], deadline_s: float) -> None:
     """Returns when the condition holds, or the deadline passed: the caller looks again."""
     ends = perf_counter() + deadline_s
     while not condition() and perf_counter() < ends:  # noqa: ASYNC110

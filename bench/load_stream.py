@@ -11,16 +11,15 @@ import argparse
 import asyncio
 import json
 import sys
-from collections import Counter
 from time import perf_counter
 from typing import Any
 
 import uvloop
 
 from bench.cpu import cpu_s, tree
-from bench.request import STREAM_TOKENS, Target, raw
+from bench.request import STREAM_TOKENS, Target
 from bench.spread import percentile
-from bench.streams import StreamClient
+from bench.streams import StreamClient, Streams
 
 TICK_S = 0.02  # the fake upstream's
 STREAM_S = STREAM_TOKENS * TICK_S
@@ -28,25 +27,17 @@ LATE_S = 10.0  # without one event: the stream hangs
 MAX_FAULTS = 1000
 
 
-class ClosedLoop:
+class ClosedLoop(Streams):
     """So many streams at any time: one that ends makes room for the next on the same connection."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
-        self._request = raw(target, is_stream=True)
-        self._clients: list[StreamClient] = []
+        super().__init__(target)
         self._loop = asyncio.get_running_loop()
-        self.finished = 0
         self.first_ms: list[float] = []
-        self.faults: Counter[str] = Counter()
 
     async def open(self, streams: int) -> None:
         for _ in range(streams):
-            _, client = await self._loop.create_connection(
-                lambda: StreamClient(self._ended), self._target.host, self._target.port
-            )
-            self._clients.append(client)
-            client.ask(self._request)
+            await self._open()
             await asyncio.sleep(STREAM_S / streams)
 
     def reset(self) -> None:
@@ -63,15 +54,9 @@ class ClosedLoop:
         now = perf_counter()
         return sum(not client.first_at and now - client.asked_at > LATE_S for client in self._clients)
 
-    def close(self) -> None:
-        for client in self._clients:
-            client.close()
-
     def _ended(self, client: StreamClient, fault: str) -> None:
-        if fault:
-            self.faults[fault] += 1
-        else:
-            self.finished += 1
+        super()._ended(client, fault)
+        if not fault:
             self.first_ms.append((client.first_at - client.asked_at) * 1e3)
         if not client.is_lost and self.faults.total() < MAX_FAULTS:
             self._loop.call_soon(client.ask, self._request)
@@ -91,8 +76,8 @@ async def load(target: Target, pid: int, streams: int, seconds: float) -> dict[s
     finally:
         loop.close()
     if loop.faults or hanging or not events or not loop.finished:
-        seen = ", ".join(f"{count} × {fault}" for fault, count in loop.faults.most_common(3))
-        sys.exit(f"{streams} streams: {loop.faults.total()} bad, {hanging} hang, {loop.finished} finished; {seen}")
+        bad, seen = loop.faults.total(), loop.most_faults()
+        sys.exit(f"{streams} streams: {bad} bad, {hanging} hang, {loop.finished} finished; {seen}")
     return {
         "cpu_us": spent / events * 1e6,
         "events_per_s": events / took,

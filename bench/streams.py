@@ -1,4 +1,4 @@
-"""One streamed request as a load tool sees it: an asyncio protocol that counts events and judges the end.
+"""Streamed requests as a load tool sees them: a protocol that counts events and judges the end, and many of those.
 
 Used by load_stream.py and load_idle.py.
 """
@@ -6,11 +6,14 @@ Used by load_stream.py and load_idle.py.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
 from typing import cast
 
 import httptools
+
+from bench.request import Target, raw
 
 _TAIL_BYTES = 32
 
@@ -96,3 +99,35 @@ class StreamClient(asyncio.Protocol):
         if self._is_asking:
             self._is_asking = False
             self._on_end(self, fault)
+
+
+class Streams:
+    """Clients of one target, and how their streams ended."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._request = raw(target, is_stream=True)
+        self._clients: list[StreamClient] = []
+        self.finished = 0
+        self.faults: Counter[str] = Counter()
+
+    async def _open(self, source: tuple[str, int] | None = None) -> None:
+        """One more client, which asks at once; `source` is the address that it comes from."""
+        _, client = await asyncio.get_running_loop().create_connection(
+            lambda: StreamClient(self._ended), self._target.host, self._target.port, local_addr=source
+        )
+        self._clients.append(client)
+        client.ask(self._request)
+
+    def _ended(self, client: StreamClient, fault: str) -> None:
+        if fault:
+            self.faults[fault] += 1
+        else:
+            self.finished += 1
+
+    def most_faults(self) -> str:
+        return ", ".join(f"{count} × {fault}" for fault, count in self.faults.most_common(3))
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
