@@ -35,7 +35,6 @@ class StreamClient(asyncio.Protocol):
         "asked_at",
         "first_at",
         "is_lost",
-        "reads",
     )
 
     def __init__(self, on_end: Callable[[StreamClient, str], None]) -> None:
@@ -46,7 +45,6 @@ class StreamClient(asyncio.Protocol):
         self._events = 0
         self.is_lost = False
         self.asked_at = self.first_at = 0.0  # perf_counter; first_at 0: no event yet
-        self.reads = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -72,7 +70,6 @@ class StreamClient(asyncio.Protocol):
         return count
 
     def data_received(self, data: bytes) -> None:
-        self.reads += 1
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:

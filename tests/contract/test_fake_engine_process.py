@@ -38,11 +38,11 @@ async def _refuses(url: str) -> bool:
     return False
 
 
-async def _run(*arguments: str, within_s: float = 10.0) -> tuple[int, str]:
+async def _run(*arguments: str) -> tuple[int, str]:
     """Exit code and output of an engine that ends by itself."""
     process = await asyncio.create_subprocess_exec(*SERVE, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), within_s)
+        output, _ = await asyncio.wait_for(process.communicate(), 10)
     finally:
         if process.returncode is None:
             process.kill()

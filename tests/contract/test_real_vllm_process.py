@@ -90,8 +90,8 @@ def _until_healthy(engine: RealEngine) -> set[str]:
     raise AssertionError(f"not healthy within {START_S} s")
 
 
-def _within(holds: Callable[[], bool], within_s: float = READ_S) -> bool:
-    deadline = time.monotonic() + within_s
+def _within(holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + READ_S
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.05)
     return holds()

@@ -2,7 +2,7 @@
 
 authority = Authority(folder)
 server = authority.server_context("IP:127.0.0.1")   # for a server
-client = authority.client_context()                 # trusts that authority and nothing else
+trusted = authority.certificate                     # for whoever is to believe it
 """
 
 from __future__ import annotations
@@ -45,9 +45,6 @@ class Authority:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*self.issue(names, days))
         return context
-
-    def client_context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self.certificate))
 
 
 def openssl(*arguments: str) -> None:

@@ -69,11 +69,9 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def request(
-    id_: str = "", body: bytes = b"{}", *, path: str = CHAT, method: str = "POST", version: str = "1.1"
-) -> bytes:
+def request(id_: str = "", body: bytes = b"{}", *, path: str = CHAT, method: str = "POST") -> bytes:
     headers = [KEY, *([(b"x-request-id", id_.encode())] if id_ else [])]
-    (data,) = request_pieces(body, method, path, headers, version)
+    (data,) = request_pieces(body, method, path, headers)
     return data
 
 

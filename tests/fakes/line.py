@@ -127,7 +127,6 @@ async def running_gateway(
     folder: Path,
     redis_url: str,
     *,
-    wait_for: str = "/health",
     env: dict[str, str] | None = None,
     stdout: int | None = None,
     **sections: Any,
@@ -146,14 +145,14 @@ async def running_gateway(
     async with process(["serve", "--config", str(config)], folder / "gateway.log", env, stdout) as (child, log):
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(timeout=30.0, trust_env=False) as client:
-            await eventually(lambda: _answers(client, url + wait_for, child, log), f"gateway {wait_for}", START_S)
+            await eventually(lambda: _is_healthy(client, url, child, log), "the gateway is healthy", START_S)
             yield Gateway(url, config, child, log, client)
 
 
-async def _answers(client: httpx.AsyncClient, url: str, child: asyncio.subprocess.Process, log: Path) -> bool:
+async def _is_healthy(client: httpx.AsyncClient, url: str, child: asyncio.subprocess.Process, log: Path) -> bool:
     assert child.returncode is None, f"ended with {child.returncode}:\n{log.read_text(errors='replace')[-3000:]}"
     try:
-        return (await client.get(url)).status_code == 200
+        return (await client.get(url + "/health")).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -131,9 +131,9 @@ class SupervisorUnderTest:
     def record(self) -> ReplicaRecord:
         return self.supervisor.records()[0]
 
-    async def is_in(self, state: ReplicaState, within_s: float = 20.0) -> ReplicaRecord:
+    async def is_in(self, state: ReplicaState) -> ReplicaRecord:
         """The first worker's record once it is in that state."""
-        await until(lambda: self.record.state is state or self._ended(), within_s)
+        await until(lambda: self.record.state is state or self._ended())
         return self.record
 
     async def stop(self) -> None:

@@ -33,8 +33,9 @@ class Seen:
         new = calls.get(f"POST {path}", 0) - self._before.get(f"POST {path}", 0)
         return (await self.engine.requests(path))[-new:] if new else []
 
-    async def bodies(self, path: str = "/v1/chat/completions") -> list[dict[str, Any]]:
-        return [json.loads(request["body"]) for request in await self.requests(path)]
+    async def bodies(self) -> list[dict[str, Any]]:
+        """Of the chats."""
+        return [json.loads(request["body"]) for request in await self.requests()]
 
 
 @dataclass
