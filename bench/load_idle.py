@@ -29,6 +29,7 @@ SETTLE_S = 1.0
 FIRST_EVENT_S = 30.0  # for the last of a step to have its first event
 END_S = 40.0  # for all streams to end, once the upstream was told
 WARM_UP_REQUESTS = 200
+ANSWER_S = 10.0  # of the upstream, to being told
 POLL_S = 0.05
 
 
@@ -76,9 +77,10 @@ async def until(condition: Callable[[], bool], deadline_s: float) -> None:
 
 
 async def finish_upstream(port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /fake/finish HTTP/1.1\r\nHost: fake\r\n\r\n")
-    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    async with asyncio.timeout(ANSWER_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /fake/finish HTTP/1.1\r\nHost: fake\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
     writer.close()
 
 

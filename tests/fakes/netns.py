@@ -85,7 +85,12 @@ class CallerHost:
 
     async def ip(self, *arguments: str) -> None:
         child = await asyncio.create_subprocess_exec(self._program, *arguments)
-        assert await asyncio.wait_for(child.wait(), WITHIN_S) == 0, f"ip {' '.join(arguments)}"
+        try:
+            assert await asyncio.wait_for(child.wait(), WITHIN_S) == 0, f"ip {' '.join(arguments)}"
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
 
 
 @asynccontextmanager

@@ -79,6 +79,15 @@ class Peer:
             await self.send(data[i : i + 1])
             await asyncio.sleep(0)
 
+    async def stalls(self) -> int:
+        """Until writes stand still, because the client does not read; how many bytes it took."""
+        async with asyncio.timeout(WAIT_S):
+            sent = -1
+            while sent != self.sent_bytes:
+                sent = self.sent_bytes
+                await asyncio.sleep(0.2)
+        return sent
+
     async def closed(self) -> None:
         """Until the client has closed or reset its side. Fails when it sends anything instead."""
         try:

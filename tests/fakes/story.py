@@ -27,6 +27,7 @@ from gateway.edge.decode import decode
 from gateway.upstream.fast_path import FastPath
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 
+WITHIN_S = 5.0
 ALICE = Principal("alice-dev", "alice", "default", ("*",))
 
 
@@ -79,13 +80,18 @@ def _parsed(document: str) -> LoadedConfig:
 
 
 class Silence:
-    """In a script: nothing comes here. `reached` is set when somebody waits for it."""
+    """In a script: nothing comes here."""
 
     def __init__(self) -> None:
-        self.reached = asyncio.Event()
+        self._reached = asyncio.Event()
+
+    async def reached(self) -> None:
+        """Returns when somebody waits for what does not come."""
+        async with asyncio.timeout(WITHIN_S):
+            await self._reached.wait()
 
     async def wait(self, end: asyncio.Event | None = None) -> None:
-        self.reached.set()
+        self._reached.set()
         await (end or asyncio.Event()).wait()
 
 

@@ -25,6 +25,7 @@ from gateway.domain.endpoint import Endpoint
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FIFTY_AT_ONCE = "sk-test-fifty-at-once-0123"
+WITHIN_S = 10.0
 CHAT = {"model": "chat", "messages": MESSAGES, "stream": True}
 PLAIN_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
 # what the upstream sends before it falls silent
@@ -97,7 +98,7 @@ async def leave(line: RuledLine, way: Leaving, *, by_reset: bool, key: str = ONE
     line.answer = silent_after(way.sent, asked)
     async with Caller(line.gateway.url) as caller:
         await ask(caller, way, key)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await asked.wait()
         if way.phase == "mid stream":
             await caller.read_until(b"Hi.")
@@ -130,7 +131,7 @@ async def test_a_caller_with_a_long_prompt_who_left_is_noticed(line: RuledLine, 
     async with Caller(line.gateway.url) as caller:
         prompt = [{"role": "user", "content": "x" * (kb * 1000)}]
         await caller.ask("/v1/chat/completions", CHAT | {"messages": prompt}, key=ONE_AT_A_TIME)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN_S):
             await asked.wait()
         caller.close()
     await no_connection_is_used(line)
@@ -146,9 +147,10 @@ async def kept_connections_are_closed(line: RuledLine) -> None:
         raise HangUp
 
     line.answer = close
-    while line.upstream.open_connections:
-        await line.gateway.chat()
-        await line.next_record()
+    async with asyncio.timeout(WITHIN_S):
+        while line.upstream.open_connections:
+            await line.gateway.chat()
+            await line.next_record()
 
 
 @pytest.mark.parametrize("comments_s", [0, 0.1], ids=["no comments", "comments"])

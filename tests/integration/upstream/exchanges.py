@@ -152,11 +152,7 @@ class Flood:
     async def stalls(self) -> None:
         """Until its writes stand still, with some of it unsent."""
         assert self._peer is not None
-        sent = -1
-        while sent != self._peer.sent_bytes:
-            sent = self._peer.sent_bytes
-            await asyncio.sleep(0.1)
-        assert sent < self.size
+        assert await self._peer.stalls() < self.size
 
 
 # --- what is asked of them ------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class World:
     async def serve_until(self, silence: Silence, **fields: Any) -> None:
         """The caller leaves when the engine has been silent for a while."""
         task = asyncio.create_task(self.serve(**fields))
-        await asyncio.wait_for(silence.reached.wait(), 5)
+        await silence.reached()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -227,7 +227,7 @@ async def test_a_gateway_that_stops_after_the_end_mark_has_completed_the_request
     silence = Silence()
     world = World(FakeReply(*EVENTS, usage_event(40, 3), DONE, silence))
     task = asyncio.create_task(world.serve(stream=True))
-    await asyncio.wait_for(silence.reached.wait(), 5)
+    await silence.reached()
     assert world.caller.is_finished
     task.cancel()
     await task

@@ -80,7 +80,7 @@ async def test_a_caller_who_leaves_closes_the_reply_and_asks_nobody_else() -> No
     reply = FakeReply(silence)
     made = await world(reply, fine())
     task = asyncio.create_task(made.run(A, B))
-    await silence.reached.wait()
+    await silence.reached()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

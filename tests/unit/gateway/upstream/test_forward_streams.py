@@ -59,7 +59,7 @@ async def test_the_journey_tells_what_was_relayed_at_any_moment() -> None:
     made = stream(*TWO, usage_event(7, 2), silence)
     assert made.journey.cut_off() == Usage(30, 0)
     task = asyncio.create_task(made.run())
-    await silence.reached.wait()
+    await silence.reached()
     assert made.journey.cut_off() == Usage(7, 2)
     assert made.journey.first_byte_at is not None
     task.cancel()
@@ -157,7 +157,7 @@ async def test_the_callers_reply_ends_with_the_end_mark_though_the_engine_does_n
     silence = Silence()
     made = stream(*TWO, usage_event(7, 2), DONE, silence)
     task = asyncio.create_task(made.run())
-    await silence.reached.wait()
+    await silence.reached()
     assert made.caller.is_finished and made.log == [SETTLED, "caller sees the end"]
     assert made.caller.writes == [*TWO, DONE]
     made.reply.close()
