@@ -27,6 +27,8 @@ from fakes.scrape import read
 from fakes.waits import eventually
 
 KEY = "sk-test-0123456789abcdef"
+LIMITED = "sk-test-limited-0123456789"  # a second one, for tests that set it limits
+BATCH_KEY = "sk-test-batch-0123456789"  # one of a lower class
 START_S = 30.0
 STOP_S = 40.0
 MESSAGES = [{"role": "user", "content": "Say hi."}]

@@ -17,12 +17,11 @@ from typing import Any
 from fakes.line import KEY, Gateway, running_gateway, sha256
 from fakes.scrape import Scrape, read
 from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk, plain
-from fakes.stage import Answer, Stage
+from fakes.stage import DONE, Answer, Stage
 from fakes.waits import eventually
 
 ONE_AT_A_TIME = "sk-test-one-at-a-time-0123"  # may have one request in flight
 USAGE = {"prompt_tokens": 33, "completion_tokens": 48, "total_tokens": 81}
-DONE = b"data: [DONE]\n\n"
 WHOLE_REPLY = plain(
     json.dumps(
         {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fakes.line import KEY, MESSAGES, Gateway, running_gateway, sha256
+from fakes.line import KEY, LIMITED, MESSAGES, Gateway, running_gateway, sha256
 from fakes.scripted_upstream import (
     STREAM_HEAD,
     Peer,
@@ -24,7 +24,6 @@ from fakes.scripted_upstream import (
 from fakes.stage import ANSWER, Answer, Stage, connected, event, head, reply_of, to_the_end
 from fakes.waits import eventually
 
-LIMITED = "sk-test-limited-0123456789"
 TIMEOUTS = {"connect_s": 0.5, "first_byte_s": 1, "gap_s": 1, "total_s": 3, "body_s": 1, "write_s": 1}
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

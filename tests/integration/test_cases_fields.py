@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from fakes.bodies import FORM_TYPE, JSON_PATHS, json_fields, transcription
-from fakes.line import KEY, MESSAGES, Gateway, running_gateway, sha256
+from fakes.line import BATCH_KEY, KEY, MESSAGES, Gateway, running_gateway, sha256
 from fakes.stage import Stage, error, event, post, says, stream
 
 from gateway.domain.endpoint import Endpoint, ErrorShape
 from gateway.edge.fields import DENIED_FIELDS
 
-BATCH_KEY = "sk-test-batch-0123456789"
 COUNTED_KEY = "sk-test-counted-0123456789"
 TOKENS_PER_MIN = 20_000
 

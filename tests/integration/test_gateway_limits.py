@@ -6,10 +6,8 @@ import asyncio
 from pathlib import Path
 
 from fakes.engine import running_fake_engine
-from fakes.line import KEY, running_gateway, sha256
+from fakes.line import KEY, LIMITED, running_gateway, sha256
 from fakes.waits import eventually
-
-LIMITED = "sk-test-limited-0123456789"
 
 
 async def test_limits_answer_429_with_the_time_and_the_headers(tmp_path: Path, redis_url: str) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fakes.line import KEY, Gateway, running_gateway, sha256
+from fakes.line import KEY, LIMITED, Gateway, running_gateway, sha256
 from fakes.stage import Stage
 
 from gateway.domain.endpoint import Endpoint, ErrorShape
 
 LIMIT_BYTES = 100_000
 ROOM_KIB = 40_000  # more than a request of the limit's size can need, and far below what the bombs unfold to
-LIMITED = "sk-test-limited-0123456789"
 
 
 @dataclass

@@ -9,13 +9,13 @@ import socket
 
 import pytest
 from fakes.bodies import any_body, transcription
-from fakes.line import KEY
+from fakes.line import KEY, LIMITED
 from fakes.stage import USAGE, ask, connected, head, peak_kib, post, push, to_the_end
 from openai import APIStatusError, AsyncOpenAI
 
 from gateway.domain.endpoint import Endpoint
 
-from .conftest import LIMIT_BYTES, LIMITED, ROOM_KIB, Line, check_shape
+from .conftest import LIMIT_BYTES, ROOM_KIB, Line, check_shape
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

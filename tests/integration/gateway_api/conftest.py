@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from fakes.engine import FakeEngine, running_fake_engine
-from fakes.line import KEY, Gateway, running_gateway, sha256
+from fakes.line import BATCH_KEY, KEY, Gateway, running_gateway, sha256
 from openai import AsyncOpenAI
 
-BATCH_KEY = "sk-test-batch-0123456789"
 ONE_MODEL_KEY = "sk-test-one-model-012345"
 LIMIT_BYTES = 20_000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from fakes.line import KEY, MESSAGES
+from fakes.line import BATCH_KEY, KEY, MESSAGES
 from openai import AsyncOpenAI, NotFoundError
 
-from .conftest import BATCH_KEY, ONE_MODEL_KEY, Line
+from .conftest import ONE_MODEL_KEY, Line
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

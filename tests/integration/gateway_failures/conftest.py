@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes.engine import FakeEngine, running_fake_engine
-from fakes.line import KEY, Gateway, running_gateway, sha256
-
-LIMITED = "sk-test-limited-0123456789"
+from fakes.line import KEY, LIMITED, Gateway, running_gateway, sha256
 
 
 @dataclass

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 from fakes.caller import Caller, request_bytes
-from fakes.line import KEY, MESSAGES
+from fakes.line import KEY, LIMITED, MESSAGES
 from fakes.waits import eventually
 
-from .conftest import LIMITED, Pair, slot_is_free
+from .conftest import Pair, slot_is_free
 
 CHAT = "/v1/chat/completions"
 

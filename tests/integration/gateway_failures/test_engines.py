@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from fakes.engine import running_fake_engine
-from fakes.line import running_gateway
+from fakes.line import LIMITED, running_gateway
 from fakes.waits import eventually
 from redis.asyncio import Redis
 
 from gateway.domain.replica import HOSTS_KEY, FleetDocument, ReplicaRecord, ReplicaState, fleet_key
 
-from .conftest import LIMITED, Pair, slot_is_free
+from .conftest import Pair, slot_is_free
 
 
 async def test_fallback_serves_when_nobody_listens_at_the_target(pair: Pair) -> None:
