@@ -174,12 +174,8 @@ class Front(asyncio.Protocol):
             turn = Exchange(turns, method, headers, version=version, keep_alive=keep_alive)
         else:
             turn = self._app_cycle(method, version, headers, keep_alive)
-        if turns.current is None:
-            self._feeding = turn
-            turns.begin(turn, handler)
-            return
-        # It is read on, so that a caller who leaves is noticed, but no more requests are kept than may wait
-        self._feeding = turn if turns.enqueue(turn, handler) else None
+        # What is not wanted is read all the same, so that a caller who leaves is noticed
+        self._feeding = turn if turns.take(turn, handler) else None
 
     def on_chunk_header(self) -> None:
         self._moved_in_this_read = True
@@ -258,10 +254,10 @@ class Front(asyncio.Protocol):
             feeding.break_body()
         elif feeding is not None and feeding.response_complete:  # it has its answer; nothing can be read behind it
             self._parser = None
-            if self._turns.current is None:
-                self._turns.transport.close()
-            else:
+            if self._turns.is_busy:
                 self._turns.stop_behind_last()
+            else:
+                self._turns.transport.close()
         else:
             self._refuse(400, "this is not HTTP/1.1", "invalid_request")
 
@@ -271,7 +267,7 @@ class Front(asyncio.Protocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer without asking anybody, since there is no request to speak of; then close."""
         turns = self._turns
-        if turns.current is not None:  # those ahead are answered, and then it ends
+        if turns.is_busy:  # those ahead are answered, and then it ends
             self._parser = None
             turns.stop_behind_last()
             return

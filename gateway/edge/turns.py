@@ -23,6 +23,9 @@ Turn = Exchange | AppCycle
 class Turns:
     """Owns who may write, `current`, and who waits for that. `lost` ends it.
 
+    Nobody begins while the client takes no more: what is answered all at once would else pile up before a client that
+    asks and never reads.
+
     `is_receiving` is front.py's: the head of a request was read, its end not yet. A last reply whose request is not
     whole lets the connection linger: it ends what is written, and nothing that comes is wanted any more.
     """
@@ -63,8 +66,27 @@ class Turns:
 
     # --- for the connection -----------------------------------------------------------------------------------------
 
-    def begin(self, turn: Turn, handler: Handler | None) -> None:
-        """Lets `turn` be answered, by `handler` if it is an exchange. Only while `current` is None."""
+    @property
+    def is_busy(self) -> bool:
+        """A request is being answered, or waits for it."""
+        return self.current is not None or bool(self._queue)
+
+    def take(self, turn: Turn, handler: Handler | None) -> bool:
+        """Lets `turn` be answered, now or behind those ahead of it; by `handler` if it is an exchange.
+
+        False: it is not wanted, since the connection ends before it, or does so now for too many that wait.
+        """
+        if not self.is_busy and not self.is_full:
+            self._begin(turn, handler)
+            return True
+        if self.is_busy and (len(self._queue) >= MAX_PIPELINED or not self._last.keep_alive):
+            self.stop_behind_last()
+            return False
+        self._queue.append((turn, handler))
+        self._timers.idle_since = None
+        return True
+
+    def _begin(self, turn: Turn, handler: Handler | None) -> None:
         self.current = turn
         self._timers.idle_since = None
         tasks = self._server.tasks
@@ -76,19 +98,16 @@ class Turns:
             task.add_done_callback(tasks.discard)
         tasks.add(task)
 
-    def enqueue(self, turn: Turn, handler: Handler | None) -> bool:
-        """Whether `turn` may wait for those ahead of it; if not, the last one that does is the connection's last."""
-        if len(self._queue) < MAX_PIPELINED:
-            self._queue.append((turn, handler))
-            return True
-        self._queue[-1][0].keep_alive = False
-        return False
-
-    def stop_behind_last(self) -> None:
-        """Nothing more can be read: the connection ends with the reply to the last request. Only while one runs."""
+    @property
+    def _last(self) -> Turn:
+        """Only while busy."""
         last = self._queue[-1][0] if self._queue else self.current
         assert last is not None
-        last.keep_alive = False
+        return last
+
+    def stop_behind_last(self) -> None:
+        """Nothing more is read: the connection ends with the reply to the last request. Only while busy."""
+        self._last.keep_alive = False
 
     def stop(self) -> None:
         """The server stops: an idle connection closes now, others after the reply of the moment."""
@@ -112,6 +131,8 @@ class Turns:
         self._timers.end_write()
         if isinstance(self.current, Exchange):
             self.current.room()
+        elif self.current is None and self._queue and not self.transport.is_closing():
+            self._begin(*self._queue.popleft())
 
     def lost(self) -> None:
         """The connection is gone: the caller of the moment counts as gone too, those behind it have not begun."""
@@ -156,7 +177,7 @@ class Turns:
         self._server.total_requests += 1
         current, self.current = self.current, None
         timers = self._timers
-        timers.idle_since = self._loop.time()
+        timers.idle_since = None if self._queue else self._loop.time()
         if self.transport.is_closing():
             return
         if current is not None and not current.keep_alive:
@@ -169,7 +190,8 @@ class Turns:
         if self.is_receiving:  # refused before its body was there: who sends on?
             timers.start_head()
         if self._queue:
-            self.begin(*self._queue.popleft())
+            if not self.is_full:
+                self._begin(*self._queue.popleft())
         elif timers.idle is None:
             timers.start_idle()
 

@@ -18,7 +18,7 @@ from fakes.line import KEY, MESSAGES, running_gateway
 from fakes.ports import free_port
 from fakes.ruled_line import DONE, LAST, USAGE_EVENT, ruled_line, text, whole
 from fakes.scrape import read
-from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk, plain
 from fakes.waits import eventually
 
 from bench.fake_upstream import SERVED_NAME
@@ -86,6 +86,42 @@ async def test_slow_readers_do_not_fill_the_memory(tmp_path: Path, redis_url: st
         line.answer = whole
         replies = await asyncio.gather(*(line.gateway.chat(SLOW) for _ in range(50)))  # all slots are free
         assert {reply.status_code for reply in replies} == {200}
+
+
+async def test_a_client_that_pipelines_and_does_not_read_is_not_served_on(tmp_path: Path, redis_url: str) -> None:
+    """Each reply is complete as soon as it is written; together they would fill the memory, whatever the limits say."""
+    size, count = 4 * MB, 30
+    asked: list[Peer] = []
+
+    async def big(peer: Peer, request: Received) -> None:
+        asked.append(peer)
+        body = b'{"x":"' + b"y" * size + b'"}'
+        await peer.send(plain(body, b"200 OK", b"content-type: application/json"))
+
+    async with ruled_line(tmp_path, redis_url) as stage, Caller(stage.gateway.url, receive_buffer=65_536) as caller:
+        stage.answer = big
+        process = psutil.Process(stage.gateway.pid)
+        before = most = process.memory_info().rss
+        spent = 0.0
+
+        async def rests() -> bool:
+            nonlocal spent
+            last, spent = spent, sum(process.cpu_times()[:2])
+            await asyncio.sleep(0.25)
+            return bool(asked) and spent == last
+
+        for _ in range(count):
+            await caller.ask("/v1/chat/completions", CHAT | {"stream": False})
+        await eventually(rests, "all is done that is done without a reader", 30)
+        assert len(asked) < count / 2
+        got = 0
+        while got < count * size:  # the heads come on top
+            got += len(await caller.read(MB))
+            caller.data = b""
+            most = max(most, process.memory_info().rss)
+        await stage.next_records(count)
+        assert len(asked) == count
+        assert most - before < 64 * MB, f"{(most - before) / MB:.0f} MB more"
 
 
 async def test_descriptors_that_run_out_are_not_the_replicas_fault(tmp_path: Path, redis_url: str) -> None:

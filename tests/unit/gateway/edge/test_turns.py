@@ -12,6 +12,7 @@ from fakes.waits import loop_turns
 
 from gateway.edge.context import Exchange
 from gateway.edge.front import Front
+from gateway.edge.timers import KEEP_ALIVE_S
 from gateway.edge.turns import MAX_PIPELINED
 
 
@@ -105,6 +106,60 @@ async def test_a_client_that_reads_on_in_time_is_not_cut() -> None:
         timers.advance(6)
     assert not client.line.is_closed and len(room) == 5
     assert exchange.write(b"2")
+
+
+async def test_nothing_is_begun_for_a_client_that_does_not_read_what_it_asked_for() -> None:
+    work = Work()
+    client = connected(work.handlers)
+    client.send(request("a") + request("b"))
+    await loop_turns()
+    client.stop_reading()
+    await work.answer(0)
+    client.send(request("c"))
+    await loop_turns()
+    assert len(work.exchanges) == 1
+    client.read_on()
+    await loop_turns()
+    assert len(work.exchanges) == 2
+    await work.answer(1)
+    await work.answer(2)
+    assert [reply.body for reply in client.replies()] == [b"a", b"b", b"c"]
+    assert not client.line.is_closed
+
+
+async def test_a_request_that_comes_while_the_last_reply_is_not_read_waits_and_is_no_idleness() -> None:
+    timers, work = Timers(), Work()
+    client = Client()
+    client.connect(work.handlers, write_s=1000, timers=timers)
+    client.send(request("a"))
+    await loop_turns()
+    client.stop_reading()
+    await work.answer(0)
+    client.send(request("b"))
+    await loop_turns()
+    client.line.untaken = 5
+    timers.advance(2 * KEEP_ALIVE_S)
+    assert len(work.exchanges) == 1 and not client.line.is_closed
+    client.read_on()
+    await loop_turns()
+    await work.answer(1)
+    assert [reply.body for reply in client.replies()] == [b"a", b"b"]
+
+
+async def test_garbage_behind_requests_that_wait_for_a_reader_is_refused_behind_them() -> None:
+    work = Work()
+    client = connected(work.handlers)
+    client.send(request("a"))
+    await loop_turns()
+    client.stop_reading()
+    await work.answer(0)
+    client.send(request("b"))
+    client.send(b"\0\0\0\r\n\r\n")
+    client.read_on()
+    await loop_turns()
+    await work.answer(1)
+    await client.idle()
+    assert [reply.body for reply in client.replies()] == [b"a", b"b"] and client.line.is_closed
 
 
 # --- a client that leaves ---------------------------------------------------------------------------------------
