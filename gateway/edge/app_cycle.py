@@ -50,12 +50,11 @@ class AppCycle(RequestResponseCycle):
             on_response=on_response,
         )
 
-    def feed(self, data: bytes) -> None:
-        """A piece of the body."""
+    def feed(self, data: bytes) -> bool:
+        """A piece of the body. False: the app has not taken what came before."""
         self.body += data
-        if len(self.body) > EARLY_BODY_BYTES:
-            self.flow.pause_reading()
         self.message_event.set()
+        return len(self.body) <= EARLY_BODY_BYTES
 
     def body_ended(self) -> None:
         self.more_body = False

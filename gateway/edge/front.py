@@ -183,8 +183,9 @@ class Front(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._moved_in_this_read = True
         turn = self._feeding
-        if turn is not None and not turn.response_complete:
-            turn.feed(body)
+        if turn is None or turn.response_complete or turn.feed(body) or self._turns.keeps(turn):
+            return
+        self._feeding = None
 
     def on_message_complete(self) -> None:
         if self._wants_upgrade:

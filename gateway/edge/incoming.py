@@ -92,13 +92,12 @@ class Incoming:
                     raise BodyTimeout(f"The body was not whole after {total_s:g} s.") from exc
                 raise BodyTimeout(f"The body stopped arriving for {silence_s:g} s.") from exc
 
-    def feed(self, data: bytes) -> None:
-        """A piece of the body, from the connection."""
+    def feed(self, data: bytes) -> bool:
+        """A piece of the body, from the connection. False: nobody has asked for so much yet."""
         self._body.append(data)
         self._body_bytes += len(data)
-        if not self._is_reading and self._body_bytes > EARLY_BODY_BYTES:
-            self._line.pause_reading()
         self._wake_body()
+        return self._is_reading or self._body_bytes <= EARLY_BODY_BYTES
 
     def break_body(self) -> None:
         """The body cannot be read to its end: its framing is broken."""

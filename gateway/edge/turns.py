@@ -105,6 +105,19 @@ class Turns:
         assert last is not None
         return last
 
+    def keeps(self, turn: Turn) -> bool:
+        """More of the body of `turn` came than is kept while nobody has asked for it: the rest of it has to wait.
+
+        Not where `turn` itself waits for the reply to another: who does not read does not notice that the caller of
+        that one leaves. So it is given up, the connection ends before it, and the answer is False.
+        """
+        if turn is self.current or (self.current is None and turn is self._queue[0][0]):
+            self.flow.pause_reading()
+            return True
+        self._queue.pop()
+        self.stop_behind_last()
+        return False
+
     def stop_behind_last(self) -> None:
         """Nothing more is read: the connection ends with the reply to the last request. Only while busy."""
         self._last.keep_alive = False
@@ -166,9 +179,6 @@ class Turns:
 
     def cut(self) -> None:
         self.transport.abort()
-
-    def pause_reading(self) -> None:
-        self.flow.pause_reading()
 
     def resume_reading(self) -> None:
         self.flow.resume_reading()

@@ -139,6 +139,26 @@ async def test_a_caller_with_a_long_prompt_who_left_is_noticed(line: RuledLine, 
     await slot_is_free(line)
 
 
+@pytest.mark.parametrize("kb", [60, 70, 1000])
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closes", "resets"])
+async def test_a_caller_who_left_is_noticed_with_a_long_prompt_pipelined_behind(
+    line: RuledLine, kb: int, is_reset: bool
+) -> None:
+    await kept_connections_are_closed(line)
+    asked = asyncio.Event()
+    line.answer = silent_after(b"", asked)
+    behind = CHAT | {"messages": [{"role": "user", "content": "x" * (kb * 1000)}]}
+    async with Caller(line.gateway.url) as caller:
+        await caller.ask("/v1/chat/completions", CHAT, key=ONE_AT_A_TIME)
+        async with asyncio.timeout(WITHIN_S):
+            await asked.wait()
+        await caller.ask("/v1/chat/completions", behind, key=ONE_AT_A_TIME)
+        caller.reset() if is_reset else caller.close()
+    await no_connection_is_used(line)
+    assert (await line.next_record())["ending"] == "client_gone"
+    await slot_is_free(line)
+
+
 async def kept_connections_are_closed(line: RuledLine) -> None:
     """Those of the requests before, which would wait for their next one."""
 

@@ -37,9 +37,6 @@ class FakeLine:
     def cut(self) -> None:
         self.calls.append("cut")
 
-    def pause_reading(self) -> None:
-        self.calls.append("pause")
-
     def resume_reading(self) -> None:
         self.calls.append("resume")
 

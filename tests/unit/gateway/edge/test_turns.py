@@ -12,6 +12,7 @@ from fakes.waits import loop_turns
 
 from gateway.edge.context import Exchange
 from gateway.edge.front import Front
+from gateway.edge.incoming import EARLY_BODY_BYTES
 from gateway.edge.timers import KEEP_ALIVE_S
 from gateway.edge.turns import MAX_PIPELINED
 
@@ -106,6 +107,44 @@ async def test_a_client_that_reads_on_in_time_is_not_cut() -> None:
         timers.advance(6)
     assert not client.line.is_closed and len(room) == 5
     assert exchange.write(b"2")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/x"])
+@pytest.mark.parametrize("ahead", [1, 2])
+async def test_a_long_body_behind_another_request_is_not_waited_for_with_closed_eyes(path: str, ahead: int) -> None:
+    """Else nobody would notice that the caller leaves; it is told to send that request once more elsewhere."""
+    work = Work()
+    client = connected(work.handlers)
+    client.send(request("a") * ahead + request("b", bytes(EARLY_BODY_BYTES + 1), path=path) + request("c"))
+    await loop_turns()
+    assert client.line.is_reading
+    for number in range(ahead):
+        assert len(work.exchanges) == number + 1
+        await work.answer(number)
+    client.send(request("d"))
+    await client.idle()
+    replies = client.replies()
+    assert [reply.body for reply in replies] == [b"a"] * ahead and len(work.exchanges) == ahead
+    assert replies[-1].headers[b"connection"] == b"close"
+
+
+async def test_a_long_body_that_only_waits_for_its_caller_to_read_is_kept() -> None:
+    work = Work(reads=True)
+    client = connected(work.handlers)
+    client.send(request("a"))
+    await loop_turns()
+    client.stop_reading()
+    await work.answer(0)
+    whole = request("b", bytes(2 * EARLY_BODY_BYTES))
+    client.send(whole[:-9])
+    assert not client.line.is_reading
+    client.read_on()
+    await loop_turns()
+    assert client.line.is_reading
+    client.send(whole[-9:])
+    await loop_turns()
+    await work.answer(1)
+    assert [reply.body for reply in client.replies()] == [b"a", b"b"]
 
 
 async def test_nothing_is_begun_for_a_client_that_does_not_read_what_it_asked_for() -> None:
