@@ -104,7 +104,7 @@ class Dispatcher:
             outcome = Outcome(ending_of(exc), 0, usage, exc.code)
             raise
         except asyncio.CancelledError:
-            usage = journey.cut_off() if record.attempts else None  # once asked, an engine may have read the prompt
+            usage = journey.cut_off() if journey.was_sent else None  # once asked, an engine may have read the prompt
             outcome = Outcome(Ending.CLIENT_GONE, 499, usage)
             raise
         except Exception:  # a defect of ours: what the engine did is paid all the same

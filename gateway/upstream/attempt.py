@@ -92,6 +92,7 @@ class Attempts:
                 request.endpoint.raw,
                 headers_for(request, replica, record.attempts, content_type_for(request)),
                 journey.body_for(replica),
+                journey.sent,
             )
             reply = await self._transport.send(replica.url, upstream, deadlines)
             try:

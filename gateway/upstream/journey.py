@@ -65,9 +65,13 @@ class Journey:
     settle: Callable[[Outcome], None]
     prompt_tokens: int  # counted or estimated beforehand; holds where the engine does not tell
     was_clamped: bool
+    was_sent: bool = False  # to an engine, which may have begun to read the prompt
     usage: Usage | None = None  # of a plain reply
     tap: Tap | None = None  # of a stream
     first_byte_at: float | None = None  # monotonic; None: the caller has got nothing of a reply yet
+
+    def sent(self) -> None:
+        self.was_sent = True
 
     def cut_off(self) -> Usage:
         """What an unfinished answer costs: what the engine told, or its prompt and the events relayed."""

@@ -41,6 +41,7 @@ class UpstreamRequest(NamedTuple):
     path: bytes  # with its query, beginning with "/"
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
+    on_send: Callable[[], None] | None = None  # called once there is a connection: from then on a replica may have it
 
 
 class UpstreamReply(Protocol):

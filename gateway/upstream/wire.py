@@ -79,7 +79,10 @@ class WireTransport:
         expects_body = request.method != b"HEAD"
         connection = self._take(url, now)
         stale: UpstreamBroken | None = None
+        on_send = request.on_send
         if connection is not None:
+            if on_send is not None:
+                on_send()
             try:
                 return await connection.exchange(
                     head, request.body, deadlines, now, total_at, expects_body=expects_body
@@ -93,10 +96,12 @@ class WireTransport:
                 stale = exc
         try:
             connection = await self._connect(url, address, loop, deadlines, total_at)
-        except (ConnectFailed, UpstreamTimeout) as exc:
+        except (ConnectFailed, UpstreamTimeout, OutOfDescriptors) as exc:
             if stale is not None and stale.request_sent:  # the request may be what it died of: not to be called unseen
                 raise stale from exc
             raise
+        if on_send is not None:
+            on_send()
         now = loop.time()
         return await connection.exchange(head, request.body, deadlines, now, total_at, expects_body=expects_body)
 

@@ -25,6 +25,7 @@ from gateway.domain.replica import Load, ReplicaRecord, ReplicaState
 from gateway.domain.request import NO_RATE, InferenceRequest, Limits, Principal, RateState
 from gateway.edge.decode import decode
 from gateway.upstream.fast_path import FastPath
+from gateway.upstream.retry import never_connected
 from gateway.upstream.transport import Deadlines, UpstreamRequest
 
 WITHIN_S = 5.0
@@ -80,9 +81,10 @@ def _parsed(document: str) -> LoadedConfig:
 
 
 class Silence:
-    """In a script: nothing comes here."""
+    """In a script: nothing comes here. Without a connection, as while it is being made."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_connected: bool = True) -> None:
+        self.is_connected = is_connected
         self._reached = asyncio.Event()
 
     async def reached(self) -> None:
@@ -169,6 +171,12 @@ class FakeTransport:
         self.sent.append((url, request))
         self.deadlines.append(deadlines)
         answer = self._script.pop(0)
+        if isinstance(answer, Silence):
+            is_connected = answer.is_connected
+        else:
+            is_connected = not (isinstance(answer, Exception) and never_connected(answer))
+        if is_connected and request.on_send is not None:
+            request.on_send()
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, Silence):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import resource
 import socket
+from collections.abc import Iterator
 
 import pytest
 from fakes.scripted_upstream import Peer
 from fakes.waits import eventually
 
-from gateway.domain.errors import ConnectFailed, OutOfDescriptors, UpstreamBroken
+from gateway.domain.errors import ConnectFailed, OutOfDescriptors, UpstreamBroken, UpstreamTimeout
+from gateway.upstream.transport import Deadlines
 
 from .conftest import Pair
-from .exchanges import PATIENT, POST, answer_ok, fetch, resets_when_told
+from .exchanges import LONG, PATIENT, POST, answer_ok, fetch, resets_when_told, stale
 
 
 @pytest.mark.parametrize(
@@ -48,21 +49,43 @@ async def test_connect_refused_is_told_in_words_without_the_address(both: Pair) 
 async def test_no_file_descriptor_left_is_named_as_our_own_trouble(both: Pair) -> None:
     async with both.upstream(answer_ok) as upstream:
         await fetch(both, upstream.url)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         busy = await both.transport.send(upstream.url, POST, PATIENT)
-        held = [os.open(os.devnull, os.O_RDONLY)]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 8, hard))
-        try:
-            with contextlib.suppress(OSError):
-                while True:
-                    held.append(os.open(os.devnull, os.O_RDONLY))
-            with pytest.raises(OutOfDescriptors):
-                await both.transport.send(f"{both.scheme}://127.0.0.1:1", POST, PATIENT)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            for fd in held:
-                os.close(fd)
+        with no_descriptor_left(), pytest.raises(OutOfDescriptors):
+            await both.transport.send(f"{both.scheme}://127.0.0.1:1", POST, PATIENT)
         busy.close()
+
+
+async def test_no_descriptor_for_a_second_try_does_not_hide_that_an_engine_died_with_the_request(both: Pair) -> None:
+    async with both.upstream(stale) as upstream:
+        await fetch(both, upstream.url)
+        with no_descriptor_left(), pytest.raises(UpstreamBroken) as caught:
+            await fetch(both, upstream.url)
+        assert caught.value.request_sent and isinstance(caught.value.__cause__, OutOfDescriptors)
+        assert len(upstream.requests) == 2
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """What is open stays; nothing can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_the_caller_of_send_hears_when_a_replica_may_have_the_request(both: Pair) -> None:
+    told: list[str] = []
+    request = POST._replace(on_send=lambda: told.append("sent"))
+    async with both.deaf() as url:
+        with pytest.raises(UpstreamTimeout):
+            await both.transport.send(url, request, Deadlines(0.2, LONG, LONG, LONG))
+    assert told == []
+    async with both.upstream(answer_ok) as upstream:
+        for count in (1, 2):  # on a new connection, and on a kept one
+            await fetch(both, upstream.url, request)
+            assert told == ["sent"] * count and upstream.accepted == 1
 
 
 async def test_reset_before_the_head_is_broken_and_no_byte_had_come(both: Pair) -> None:

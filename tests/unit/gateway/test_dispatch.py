@@ -208,6 +208,14 @@ async def test_leaving_a_plain_request_costs_the_prompt_as_well() -> None:
         assert world.outcome() == Outcome(Ending.CLIENT_GONE, 499, Usage(world.prompt_tokens, 0))
 
 
+async def test_leaving_while_there_is_no_connection_yet_costs_nothing() -> None:
+    silence = Silence(is_connected=False)
+    world = World(silence)
+    await world.serve_until(silence)
+    assert world.outcome() == Outcome(Ending.CLIENT_GONE, 499, None)
+    assert world.record.attempts == 1
+
+
 async def test_leaving_after_some_events_costs_prompt_and_events() -> None:
     silence = Silence()
     world = World(FakeReply(*EVENTS[:2], silence))
