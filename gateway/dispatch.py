@@ -163,6 +163,7 @@ def ending_of(error: GatewayError) -> Ending:
 
 
 def note(record: AccessRecord, outcome: Outcome, journey: Journey) -> None:
+    record.status = outcome.status  # 0: that of the error that is raised
     record.ending = outcome.ending.word
     record.error_code = outcome.error_code
     if outcome.usage is not None:

@@ -62,6 +62,7 @@ async def test_an_engines_400_gives_the_whole_reservation_back(is_stream: bool) 
     await world.serve(stream=is_stream)
     assert world.outcome() == Outcome(Ending.ENGINE_REFUSED, 400, None, "400")
     assert world.caller.refusal is not None and world.caller.refusal[:2] == (400, "no")
+    assert (world.record.ending, world.record.status) == ("engine_refused", 400), "whatever a comment said before it"
     assert world.transport.urls == [A.url], "no retry, no degradation"
 
 
