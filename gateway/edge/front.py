@@ -124,7 +124,8 @@ class Front(asyncio.Protocol):
             self._timers.start_head()
 
     def eof_received(self) -> None:
-        """A half-close counts as leaving; the transport closes."""
+        """A half-close counts as leaving, whatever is still to be written; the transport closes."""
+        self._turns.left()
 
     def pause_writing(self) -> None:
         self._turns.full()

@@ -51,7 +51,7 @@ class Timers:
         self._transport = transport
         self._write_s = write_s
         self._total_s = total_s
-        self._full_since = 0.0  # while `_write` runs
+        self._full_since = 0.0  # while `_write` runs: since when, or since the end of the last reply
         self._left_bytes = 0  # that were untaken when it was looked at last
         self._took_at = 0.0  # when less were left than before
         self.idle_since: float | None = loop.time()
@@ -103,6 +103,10 @@ class Timers:
         self._left_bytes = untaken_bytes(self._transport)
         self._write = self._loop.call_later(self._write_s / LOOKS, self._look)
 
+    def reply_ended(self, now: float) -> None:
+        """All of a reply is written; what the client has not taken of it has `total_s` from now on."""
+        self._full_since = now
+
     def end_write(self) -> None:
         """The client takes more again."""
         if self._write is not None:
@@ -118,7 +122,10 @@ class Timers:
             self._write = self._loop.call_at(min(now + self._write_s / LOOKS, ends_at), self._look)
             return
         self._write = None
-        log.warning("gave up a caller that did not read its reply for %g s", self._write_s)
+        if now + TIMER_SLACK_S < self._took_at + self._write_s:
+            log.warning("gave up a caller that had not taken its reply after %g s", self._total_s)
+        else:
+            log.warning("gave up a caller that did not read its reply for %g s", self._write_s)
         self._transport.abort()
 
     def cancel(self) -> None:

@@ -147,6 +147,12 @@ class Turns:
         elif self.current is None and self._queue and not self.transport.is_closing():
             self._begin(*self._queue.popleft())
 
+    def left(self) -> None:
+        """The caller sends nothing more: nobody works for it from now on."""
+        self._queue.clear()
+        if self.current is not None:
+            self.current.abandon()
+
     def lost(self) -> None:
         """The connection is gone: the caller of the moment counts as gone too, those behind it have not begun."""
         self._timers.cancel()
@@ -187,7 +193,10 @@ class Turns:
         self._server.total_requests += 1
         current, self.current = self.current, None
         timers = self._timers
-        timers.idle_since = None if self._queue else self._loop.time()
+        now = self._loop.time()
+        timers.idle_since = None if self._queue else now
+        if self.is_full:
+            timers.reply_ended(now)
         if self.transport.is_closing():
             return
         if current is not None and not current.keep_alive:

@@ -161,6 +161,26 @@ def test_a_client_that_takes_little_at_a_time_does_not_do_so_for_ever(world: Wor
     assert world.ends == ["cut"]
 
 
+def test_what_is_left_of_a_reply_has_its_whole_time_from_the_end_of_the_reply(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that its own total deadline has ended still brings the error event to a slow reader."""
+    world.timers.start_write()
+
+    def sip_until(end: float) -> None:
+        while world.clock.now < end:
+            world.transport.untaken -= 1
+            world.clock.advance(1)
+
+    sip_until(TOTAL_S - 1)
+    world.timers.reply_ended(world.clock.now)
+    sip_until(2 * TOTAL_S - 2)
+    assert world.ends == []
+    sip_until(2 * TOTAL_S + 1)
+    assert world.ends == ["cut"]
+    assert "gave up a caller that had not taken its reply after 100 s" in caplog.text
+
+
 def test_a_client_that_takes_more_in_time_is_not_cut(world: World) -> None:
     for _ in range(3):
         world.timers.start_write()

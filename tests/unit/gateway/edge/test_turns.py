@@ -216,6 +216,16 @@ async def test_a_caller_who_leaves_with_a_request_pipelined_behind_is_noticed() 
     assert work.cancelled == 1 and len(work.exchanges) == 1
 
 
+async def test_a_client_that_half_closes_and_does_not_read_has_left() -> None:
+    """The transport closes once all is written, which may never be: the work ends at once."""
+    timers, client = Timers(), Client()
+    exchange = await streaming(client, 1000, timers)
+    client.stop_reading()
+    client.front.eof_received()
+    await loop_turns()
+    assert exchange.is_gone and exchange.task is None
+
+
 @pytest.mark.parametrize("state", ["reads its body", "works", "streams", "waits for room"])
 async def test_a_client_that_leaves_ends_the_work_in_every_state(state: str) -> None:
     cancelled = asyncio.Event()
