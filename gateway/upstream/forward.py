@@ -110,9 +110,9 @@ class Forwarder:
                 raise UpstreamBroken(CUT, response_began=True)
         except (UpstreamError, CancelledError) as exc:
             if course.outcome is None:  # else the caller has all of it, and only the connection is lost
-                if has_died(tap) and isinstance(exc, UpstreamError):
-                    raise EngineDied("The engine died.") from exc
-                raise
+                if tap.error is None or isinstance(exc, CancelledError):
+                    raise
+                return course.end(b"")  # the caller has the engine's own error event: one is enough
         finally:
             course.stop_waiting()
         return course.outcome
@@ -177,13 +177,17 @@ class _Course:
     def pass_on(self, out: bytes) -> bool:
         if not self._tap.saw_done:
             return self._write(out) if out else True
-        out += self._tap.finish()
-        self.outcome = outcome = ended(self._journey, self._tap)
         if not self._reply.is_whole:
             self._timer = asyncio.get_running_loop().call_later(END_S, self._reply.close)
+        self.end(out + self._tap.finish())
+        return True
+
+    def end(self, out: bytes) -> Outcome:
+        """The caller's reply ends, with `out`."""
+        self.outcome = outcome = ended(self._journey, self._tap)
         self._journey.settle(outcome)
         self._journey.caller.finish(out)
-        return True
+        return outcome
 
     def stop_waiting(self) -> None:
         if self._timer is not None:

@@ -8,7 +8,7 @@ import pytest
 from fakes.story import DONE, FakeReply, a_request, event
 
 from gateway.domain.endpoint import Endpoint
-from gateway.domain.errors import EngineDied, UpstreamBroken, UpstreamError, UpstreamTimeout
+from gateway.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
 from gateway.domain.outcome import Ending
 
 from .attempts_world import ERROR_EVENT, MOVES_ON, STAYS, A, B, fine, world
@@ -43,12 +43,12 @@ async def test_a_death_that_is_told_in_mid_stream_leaves_the_next_requests_runni
     parts: list[bytes | Exception],
 ) -> None:
     made = await world(FakeReply(*parts))
-    with contextlib.suppress(EngineDied):
-        outcome = await made.run(A, B, stream=True)
-        assert (outcome.ending, outcome.error_code) == (Ending.UPSTREAM_ERROR, "engine_died")
-        assert made.outcomes == [outcome]
+    outcome = await made.run(A, B, stream=True)
+    assert (outcome.ending, outcome.error_code) == (Ending.UPSTREAM_ERROR, "engine_died")
+    assert made.outcomes == [outcome]
     assert made.aside() == {A.id: "its engine died"}
     assert made.transport.urls == [A.url] and made.caller.body.startswith(event("Hel") + DEATH)
+    assert made.caller.body.count(b'"error"') == 1
 
 
 async def test_a_death_in_the_midst_of_a_message_of_anthropics_is_one_too() -> None:

@@ -12,7 +12,7 @@ from gateway.domain.errors import EngineFailed, UpstreamBroken, UpstreamError, U
 from gateway.domain.outcome import Ending, Outcome, Usage
 from gateway.upstream import forward
 
-from .forwarding import ABORT_EVENT, ERROR_EVENT, SETTLED, TWO, stream
+from .forwarding import ABORT_EVENT, DEATH_EVENT, ERROR_EVENT, SETTLED, TWO, stream
 
 
 # --- streams ------------------------------------------------------------------------------------------------
@@ -195,6 +195,24 @@ async def test_an_engines_own_failure_event_is_passed_on_and_counts_as_its_failu
     outcome = await made.run()
     assert (outcome.ending, outcome.error_code, outcome.status) == (Ending.UPSTREAM_ERROR, "engine_failed", 200)
     assert made.caller.body == event("Hel") + failing + DONE
+
+
+@pytest.mark.parametrize(
+    "end",
+    [None, UpstreamBroken("reset", response_began=True), UpstreamTimeout("silent", deadline="gap")],
+    ids=["a clean end", "a reset", "silence"],
+)
+@pytest.mark.parametrize(
+    ("failing", "code"), [(ERROR_EVENT, "engine_failed"), (DEATH_EVENT, "engine_died")], ids=["error", "death"]
+)
+async def test_an_engines_error_event_without_an_end_mark_gets_no_second_one_of_ours(
+    failing: bytes, code: str, end: Exception | None
+) -> None:
+    made = stream(event("Hel"), failing, *([] if end is None else [end]))
+    outcome = await made.run()
+    assert (outcome.ending, outcome.error_code) == (Ending.UPSTREAM_ERROR, code)
+    assert made.caller.body == event("Hel") + failing and made.caller.is_finished
+    assert outcome.usage == Usage(30, 1)
 
 
 async def test_an_engines_comment_does_not_spend_the_status() -> None:
