@@ -23,9 +23,10 @@ import httpx
 import psutil
 import pytest
 import pytest_asyncio
-from fakes.engine import eventually
-from fakes.line import free_port, write_config
+from fakes.line import write_config
+from fakes.ports import free_port
 from fakes.up import Running, running_up
+from fakes.waits import eventually
 from openai import AsyncOpenAI
 
 from workers.errors import GpuBusy

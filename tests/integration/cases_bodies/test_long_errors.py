@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes.line import MESSAGES
-from fakes.scripted_upstream import Peer, Received
+from fakes.scripted_upstream import STREAM_END, STREAM_HEAD, Peer, Received, chunk
 from fakes.stage import peak_kib
 from fakes.waits import eventually
 
@@ -68,23 +68,33 @@ async def test_engines_error_of_114_megabytes_fills_reply_log_and_memory(
     await line.check_alive()
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-async def test_an_error_event_of_megabytes_is_cut_too(line: Line, is_stream: bool) -> None:
-    huge = json.dumps({"error": {"message": "y" * 3_000_000, "type": "BadRequestError", "code": 400}}).encode()
+HUGE = json.dumps({"error": {"message": "y" * 3_000_000, "type": "BadRequestError", "code": 400}}).encode()
 
+
+async def test_an_error_of_megabytes_is_cut_too(line: Line) -> None:
     async def answer(peer: Peer, _request: Received) -> None:
-        if is_stream:
-            data = b"data: " + huge + b"\n\n"
-            await peer.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-            await peer.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
-        else:
-            await peer.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%b" % (len(huge), huge))
+        await peer.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: %d\r\n\r\n%b" % (len(HUGE), HUGE))
 
     line.stage.answer = answer
     before = peak_kib(line.gateway.pid)
-    reply = await line.gateway.chat(stream=is_stream)
+    reply = await line.gateway.chat()
     assert peak_kib(line.gateway.pid) - before < ROOM_KIB
-    if not is_stream:
-        assert reply.status_code == 400 and len(reply.content) < 6_000
-        assert reply.json()["error"]["message"] == "y" * 4093 + "…"
+    assert reply.status_code == 400 and len(reply.content) < 6_000
+    assert reply.json()["error"]["message"] == "y" * 4093 + "…"
+    await line.check_alive()
+
+
+async def test_an_error_event_of_megabytes_goes_through_unread_and_its_stream_ends_as_a_broken_one(line: Line) -> None:
+    event = b"data: " + HUGE + b"\n\n"
+
+    async def answer(peer: Peer, _request: Received) -> None:
+        await peer.send(STREAM_HEAD + chunk(event) + STREAM_END)
+
+    line.stage.answer = answer
+    before = peak_kib(line.gateway.pid)
+    reply = await line.gateway.chat(stream=True)
+    assert peak_kib(line.gateway.pid) - before < ROOM_KIB
+    assert reply.status_code == 200 and reply.content.startswith(event)
+    ours = json.loads(reply.content.removeprefix(event).removeprefix(b"data: "))
+    assert ours["error"]["code"] == "upstream_broken"
     await line.check_alive()

@@ -10,11 +10,15 @@ def card(used_mib: int, index: str = "0", holders: tuple[str, ...] = ()) -> Card
     return Card(index, f"GPU-{index}", 80_000, used_mib, holders)
 
 
-def desk_showing(*moments: list[Card]) -> GpuDesk:
+def desk_showing(*moments: list[Card], shown: list[list[Card]] | None = None) -> GpuDesk:
+    """The last moment lasts. `shown` is filled with those that were looked at."""
     left = list(moments)
 
     async def query() -> list[Card]:
-        return left.pop(0) if len(left) > 1 else left[0]
+        now = left.pop(0) if len(left) > 1 else left[0]
+        if shown is not None:
+            shown.append(now)
+        return now
 
     return GpuDesk(moments[0], query)
 
@@ -30,8 +34,10 @@ def test_no_gpu_or_a_message_instead_of_a_table_gives_no_cards():
 
 
 async def test_restart_before_the_memory_is_free_waits_for_it():
-    desk = desk_showing([card(70_000)], [card(40_000)], [card(600)])
+    shown: list[list[Card]] = []
+    desk = desk_showing([card(70_000)], [card(40_000)], [card(600)], [card(500)], shown=shown)
     await desk.wait_for_memory(("0",), 0.9, timeout_s=5, poll_s=0)
+    assert shown[-1] == [card(600)], "neither before it is free nor long after"
 
 
 async def test_memory_that_stays_taken_is_an_error_that_names_the_holder():
