@@ -52,7 +52,6 @@ from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.shared_values import slot_from_environment
 from gateway.telemetry.traces import traces_from_environment
 from gateway.upstream.attempt import Attempts
-from gateway.upstream.forward import Forwarder
 from gateway.upstream.trust import Trust
 from gateway.upstream.wire import WireTransport
 
@@ -116,7 +115,7 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
                 RouteTable(routes_of(config)),
                 Gate(budget),
                 fleet,
-                Attempts(transport, fleet, Forwarder(), config.gateway.timeouts, config.gateway.retry),
+                Attempts(transport, fleet, config.gateway.timeouts, config.gateway.retry),
                 Random(),
             ),
             fleet=fleet,

@@ -16,7 +16,7 @@ from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest
 from gateway.fleet.registry import Registry
 from gateway.upstream.body import JSON, content_type_for, count_of, count_request
-from gateway.upstream.forward import Forwarder
+from gateway.upstream.forward import forward
 from gateway.upstream.journey import Journey
 from gateway.upstream.retry import MAX_REFUSED, RetryBudget, never_connected, other_may_mend
 from gateway.upstream.transport import Deadlines, Transport, UpstreamRequest
@@ -36,13 +36,11 @@ class Attempts:
         self,
         transport: Transport,
         fleet: Registry,
-        forwarder: Forwarder,
         timeouts: TimeoutsSection,
         retry: RetrySection,
     ) -> None:
         self._transport = transport
         self._fleet = fleet
-        self._forwarder = forwarder
         self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.gap_s, timeouts.total_s)
         self._retry = retry
         self._budget = RetryBudget(retry)
@@ -96,7 +94,7 @@ class Attempts:
             )
             reply = await self._transport.send(replica.url, upstream, deadlines)
             try:
-                outcome = await self._forwarder.forward(journey, reply, replica)
+                outcome = await forward(journey, reply, replica)
             finally:
                 reply.close()
         except UpstreamError as exc:

@@ -38,114 +38,118 @@ MAX_RETRY_S = 3600.0
 END_S = 1.0  # within which the body of a stream has to end after its end mark; engines send both in one go
 
 
-class Forwarder:
-    async def forward(self, journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
-        """Answers the caller. Raises UpstreamError; the caller has nothing while `journey.first_byte_at` is None."""
-        if reply.status != 200:
-            return await self._refusal(journey, reply, replica)
-        headers = [(b"x-poolgate-pool", replica.pool.encode())]
-        if journey.was_clamped:
-            headers.append((b"x-poolgate-clamped", journey.request.output_field.encode()))
-        if journey.request.stream:
-            return await self._stream(journey, reply, headers, replica)
-        return await self._plain(journey, reply, headers)
+async def forward(journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
+    """Answers the caller. Raises UpstreamError; the caller has nothing while `journey.first_byte_at` is None."""
+    if reply.status != 200:
+        return await _refusal(journey, reply, replica)
+    headers = [(b"x-poolgate-pool", replica.pool.encode())]
+    if journey.was_clamped:
+        headers.append((b"x-poolgate-clamped", journey.request.output_field.encode()))
+    if journey.request.stream:
+        return await _stream(journey, reply, headers, replica)
+    return await _plain(journey, reply, headers)
 
-    async def _plain(self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
-        endpoint = journey.request.endpoint
-        body = await reply.read_all(MAX_PLAIN_BYTES)
-        content_type = reply_type(() if endpoint.rules.is_object else reply.headers, body, endpoint)
-        if content_type is None:
-            raise EngineFailed("The engine's reply is not a JSON object.")
-        if was_given_up(body, endpoint):
-            raise EngineFailed("The engine gave up this request before it was finished.")
-        try:
-            usage = usage_of(body, endpoint)
-        except ValueError as exc:
-            raise EngineFailed("The engine's reply is not JSON.") from exc
-        journey.first_byte_at = time.monotonic()
-        journey.usage = usage or Usage(journey.prompt_tokens, 0)
-        outcome = Outcome(Ending.COMPLETED, 200, journey.usage)
-        journey.settle(outcome)
-        journey.caller.reply(200, ((b"content-type", content_type), *headers), body)
-        return outcome
 
-    async def _stream(
-        self, journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]], replica: ReplicaRecord
-    ) -> Outcome:
-        caller = journey.caller
-        journey.tap = tap = tap_for(journey.request)
-        out = held = b""
-        is_open = True
-        while is_open and not out:  # nothing was sent yet, so a failure can still have a status of its own
-            data = await reply.read()
-            is_open = bool(data)
-            out = tap.feed(data) if is_open else tap.finish()
-            if tap.error is not None or tap.was_given_up:
-                return self._failed_at_once(journey, tap.error, replica)
-            if len(held) < MAX_HELD_BYTES and COMMENTS.fullmatch(out) is not None:  # no event: the status can wait
-                held, out = held + out, b""
-        out = held + out
-        if not is_open and not tap.saw_done:
-            raise UpstreamBroken(CUT, response_began=True)
-        journey.first_byte_at = time.monotonic()
-        caller.start(200, (*STREAM_HEADERS, *headers))
-        course = _Course(journey, tap, reply)
-        fast = None
-        try:
-            if not course.pass_on(out):
-                await caller.drained()
-            if is_open:
-                if course.outcome is None:
-                    caller.on_room = reply.resume
-                    if (chunks := caller.chunks) is not None:
-                        fast = FastPath(chunks, asyncio.get_running_loop().time)
-                        caller.fast_path = tap.fast_path = fast
-                await reply.relay(course.take, fast)
-                if course.outcome is None:
-                    rest = tap.finish()
-                    if tap.saw_done:
-                        course.pass_on(rest)
+async def _plain(journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]]) -> Outcome:
+    endpoint = journey.request.endpoint
+    body = await reply.read_all(MAX_PLAIN_BYTES)
+    content_type = reply_type(() if endpoint.rules.is_object else reply.headers, body, endpoint)
+    if content_type is None:
+        raise EngineFailed("The engine's reply is not a JSON object.")
+    if was_given_up(body, endpoint):
+        raise EngineFailed("The engine gave up this request before it was finished.")
+    try:
+        usage = usage_of(body, endpoint)
+    except ValueError as exc:
+        raise EngineFailed("The engine's reply is not JSON.") from exc
+    journey.first_byte_at = time.monotonic()
+    journey.usage = usage or Usage(journey.prompt_tokens, 0)
+    outcome = Outcome(Ending.COMPLETED, 200, journey.usage)
+    journey.settle(outcome)
+    journey.caller.reply(200, ((b"content-type", content_type), *headers), body)
+    return outcome
+
+
+async def _stream(
+    journey: Journey, reply: UpstreamReply, headers: list[tuple[bytes, bytes]], replica: ReplicaRecord
+) -> Outcome:
+    caller = journey.caller
+    journey.tap = tap = tap_for(journey.request)
+    out = held = b""
+    is_open = True
+    while is_open and not out:  # nothing was sent yet, so a failure can still have a status of its own
+        data = await reply.read()
+        is_open = bool(data)
+        out = tap.feed(data) if is_open else tap.finish()
+        if tap.error is not None or tap.was_given_up:
+            return _failed_at_once(journey, tap.error, replica)
+        if len(held) < MAX_HELD_BYTES and COMMENTS.fullmatch(out) is not None:  # no event: the status can wait
+            held, out = held + out, b""
+    out = held + out
+    if not is_open and not tap.saw_done:
+        raise UpstreamBroken(CUT, response_began=True)
+    journey.first_byte_at = time.monotonic()
+    caller.start(200, (*STREAM_HEADERS, *headers))
+    course = _Course(journey, tap, reply)
+    fast = None
+    try:
+        if not course.pass_on(out):
+            await caller.drained()
+        if is_open:
             if course.outcome is None:
-                # half an event may be left: it is not passed on, it would spoil the error event that now comes
-                raise UpstreamBroken(CUT, response_began=True)
-        except (UpstreamError, CancelledError) as exc:
-            if course.outcome is None:  # else the caller has all of it, and only the connection is lost
-                if tap.error is None or isinstance(exc, CancelledError):
-                    raise
-                return course.end(b"")  # the caller has the engine's own error event: one is enough
-        finally:
-            course.stop_waiting()
-        return course.outcome
+                caller.on_room = reply.resume
+                if (chunks := caller.chunks) is not None:
+                    fast = FastPath(chunks, asyncio.get_running_loop().time)
+                    caller.fast_path = tap.fast_path = fast
+            await reply.relay(course.take, fast)
+            if course.outcome is None:
+                rest = tap.finish()
+                if tap.saw_done:
+                    course.pass_on(rest)
+        if course.outcome is None:
+            # half an event may be left: it is not passed on, it would spoil the error event that now comes
+            raise UpstreamBroken(CUT, response_began=True)
+    except (UpstreamError, CancelledError) as exc:
+        if course.outcome is None:  # else the caller has all of it, and only the connection is lost
+            if tap.error is None or isinstance(exc, CancelledError):
+                raise
+            return course.end(b"")  # the caller has the engine's own error event: one is enough
+    finally:
+        course.stop_waiting()
+    return course.outcome
 
-    def _failed_at_once(self, journey: Journey, error: EngineError | None, replica: ReplicaRecord) -> Outcome:
-        """The first event of a stream says that there is no stream. Raises as a plain reply with that status would."""
-        if error is None:
-            raise EngineFailed("The engine gave up this request before it began.")
-        return self._refused(journey, status_in(error), error, None, replica)
 
-    async def _refusal(self, journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
-        body = await beginning_of(reply, MAX_ERROR_BYTES, may_break=reply.status in PASSED_ON)
-        return self._refused(journey, reply.status, normalise(reply.status, body), retry_after_of(reply), replica)
+def _failed_at_once(journey: Journey, error: EngineError | None, replica: ReplicaRecord) -> Outcome:
+    """The first event of a stream says that there is no stream. Raises as a plain reply with that status would."""
+    if error is None:
+        raise EngineFailed("The engine gave up this request before it began.")
+    return _refused(journey, status_in(error), error, None, replica)
 
-    def _refused(
-        self, journey: Journey, status: int, error: EngineError, retry_after_s: float | None, replica: ReplicaRecord
-    ) -> Outcome:
-        if status in (401, 403):  # its words are about our key, and may repeat a part of it
-            raise EngineFailed(f"The engine answered {status}: it refused the gateway's key.")
-        if replica.api_key:
-            error = without_key(error, replica.api_key)
-        if status == 404 and error.message == NO_SUCH_PATH:
-            model, path = journey.request.model[:128], journey.request.endpoint.value
-            told = f"The model '{model}' does not serve {path}: its engine has no such path."
-            error = EngineError(told, error.type, "model", "path_not_served")
-        if status in PASSED_ON:
-            journey.caller.refuse(status, error.message, error.type, error.param, error.code)
-            return Outcome(Ending.ENGINE_REFUSED, status, None, str(error.code) if error.code is not None else None)
-        if status in (429, 503):
-            raise EngineBusy(f"The engine is busy: {error.message}", retry_after_s=retry_after_s or BUSY_RETRY_S)
-        if tells_death(status, error):
-            raise EngineDied(f"The engine died: {error.message}")
-        raise EngineFailed(f"The engine answered {status}: {error.message}")
+
+async def _refusal(journey: Journey, reply: UpstreamReply, replica: ReplicaRecord) -> Outcome:
+    body = await beginning_of(reply, MAX_ERROR_BYTES, may_break=reply.status in PASSED_ON)
+    return _refused(journey, reply.status, normalise(reply.status, body), retry_after_of(reply), replica)
+
+
+def _refused(
+    journey: Journey, status: int, error: EngineError, retry_after_s: float | None, replica: ReplicaRecord
+) -> Outcome:
+    if status in (401, 403):  # its words are about our key, and may repeat a part of it
+        raise EngineFailed(f"The engine answered {status}: it refused the gateway's key.")
+    if replica.api_key:
+        error = without_key(error, replica.api_key)
+    if status == 404 and error.message == NO_SUCH_PATH:
+        model, path = journey.request.model[:128], journey.request.endpoint.value
+        told = f"The model '{model}' does not serve {path}: its engine has no such path."
+        error = EngineError(told, error.type, "model", "path_not_served")
+    if status in PASSED_ON:
+        journey.caller.refuse(status, error.message, error.type, error.param, error.code)
+        return Outcome(Ending.ENGINE_REFUSED, status, None, str(error.code) if error.code is not None else None)
+    if status in (429, 503):
+        raise EngineBusy(f"The engine is busy: {error.message}", retry_after_s=retry_after_s or BUSY_RETRY_S)
+    if tells_death(status, error):
+        raise EngineDied(f"The engine died: {error.message}")
+    raise EngineFailed(f"The engine answered {status}: {error.message}")
 
 
 class _Course:

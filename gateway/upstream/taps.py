@@ -1,6 +1,6 @@
 """Reads the streams of /v1/responses and /v1/messages from the side, as relay.StreamTap reads those with [DONE].
 
-The forwarder takes the tap that `tap_for` gives. Here nothing is ever held back or taken out: what a read brought goes
+forward.py takes the tap that `tap_for` gives. Here nothing is ever held back or taken out: what a read brought goes
 on as the same object. Most reads cost two substring counts.
 """
 

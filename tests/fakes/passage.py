@@ -1,4 +1,4 @@
-"""One stream from a replica's bytes to a client's, in memory: real Connection, Forwarder, Exchange and Front between.
+"""One stream from a replica's bytes to a client's, in memory: real Connection, forward(), Exchange and Front between.
 
 passage = Passage()
 await passage.begin()
@@ -22,7 +22,7 @@ from gateway.domain.errors import GatewayError
 from gateway.domain.outcome import Outcome
 from gateway.edge.context import Exchange
 from gateway.upstream.connection import Connection
-from gateway.upstream.forward import STREAM_HEADERS, Forwarder
+from gateway.upstream.forward import STREAM_HEADERS, forward
 from gateway.upstream.journey import Journey
 from gateway.upstream.transport import Deadlines
 
@@ -169,7 +169,7 @@ class Passage:
                 b"POST", b"", self._deadlines, now, now + self._deadlines.total_s, expects_body=True
             )
             try:
-                self.outcome = await Forwarder().forward(self.journey, reply, replica())
+                self.outcome = await forward(self.journey, reply, replica())
             finally:
                 reply.close()
         except GatewayError as error:

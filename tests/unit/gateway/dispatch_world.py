@@ -30,7 +30,6 @@ from gateway.domain.request import InferenceRequest
 from gateway.fleet.registry import Registry
 from gateway.routing.table import RouteTable, routes_of
 from gateway.upstream.attempt import Attempts
-from gateway.upstream.forward import Forwarder
 
 POOLS = {name: {"urls": [f"http://{name}"]} for name in ("a", "b")}
 CHAT = {"aliases": ["gpt"], "targets": [{"pool": "a"}], "fallback": ["b"]}
@@ -60,7 +59,7 @@ class World:
             RouteTable(routes_of(config)),
             cast(Gate, self.gate),
             self.fleet,
-            Attempts(self.transport, self.fleet, Forwarder(), config.gateway.timeouts, config.gateway.retry),
+            Attempts(self.transport, self.fleet, config.gateway.timeouts, config.gateway.retry),
             Random(1),
         )
 

@@ -25,7 +25,6 @@ from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest
 from gateway.fleet.registry import Registry
 from gateway.upstream.attempt import Attempts
-from gateway.upstream.forward import Forwarder
 from gateway.upstream.journey import Journey
 from gateway.upstream.transport import late
 
@@ -43,7 +42,6 @@ class World:
         self.attempts = Attempts(
             transport,
             self.fleet,
-            Forwarder(),
             TimeoutsSection(connect_s=1, first_byte_s=2, gap_s=3, total_s=40),
             RetrySection(**retry),
         )

@@ -1,4 +1,4 @@
-"""One reply on its way to one caller through a Forwarder: what the tests of forward.py share."""
+"""One reply on its way to one caller through forward(): what the tests of forward.py share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fakes.story import FakeCaller, FakeReply, Silence, a_record, a_request, eve
 
 from gateway.domain.outcome import Outcome
 from gateway.domain.request import InferenceRequest
-from gateway.upstream.forward import Forwarder
+from gateway.upstream.forward import forward
 from gateway.upstream.journey import Journey
 
 ABORT_EVENT = event("", "abort")
@@ -34,7 +34,7 @@ class Exchange:
 
     async def run(self, *, was_clamped: bool = False) -> Outcome:
         self.journey.was_clamped = was_clamped
-        return await Forwarder().forward(self.journey, self.reply, replica("a/0@h"))
+        return await forward(self.journey, self.reply, replica("a/0@h"))
 
     def _settle(self, outcome: Outcome) -> None:
         self.log.append(f"settled {outcome.ending} {outcome.usage}")

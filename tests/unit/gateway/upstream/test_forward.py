@@ -1,4 +1,4 @@
-"""Forwarder over scripted plain replies: what the caller gets, what is settled and when."""
+"""forward() over scripted plain replies: what the caller gets, what is settled and when."""
 
 from __future__ import annotations
 

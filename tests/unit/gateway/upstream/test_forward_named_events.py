@@ -1,4 +1,4 @@
-"""Forwarder over the streams of named events that the Responses and the Messages API have."""
+"""forward() over the streams of named events that the Responses and the Messages API have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwarder over replies by which an engine says no, as a status or as the first event of a stream."""
+"""forward() over replies by which an engine says no, as a status or as the first event of a stream."""
 
 from __future__ import annotations
 

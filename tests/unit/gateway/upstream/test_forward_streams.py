@@ -1,4 +1,4 @@
-"""Forwarder over scripted streams: what the caller gets, what is settled and when, in every way a stream can end."""
+"""forward() over scripted streams: what the caller gets, what is settled and when, in every way a stream can end."""
 
 from __future__ import annotations
 
