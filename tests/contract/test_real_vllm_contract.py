@@ -30,5 +30,5 @@ async def test_real_vllm_that_ranks_answers(bare_rerank: RealEngine, probe: Prob
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.__name__)
-async def test_real_vllm_behaves(bare_tiny: RealEngine, behaviour: Callable[[Engine], Awaitable[None]]):
-    await behaviour(bare_tiny)
+async def test_real_vllm_behaves(bare_slow: RealEngine, behaviour: Callable[[Engine], Awaitable[None]]):
+    await behaviour(bare_slow)

@@ -48,6 +48,13 @@ def bare_tiny(vllm_command: str, models_dir: Path) -> Iterator[RealEngine]:
 
 
 @pytest.fixture(scope="session")
+def bare_slow(vllm_command: str, models_dir: Path) -> Iterator[RealEngine]:
+    """vLLM on SmolLM2 as `tiny`, with a key and a window of 2,048 tokens, half a minute's work for it."""
+    with real_engine(vllm_command, models_dir / "SmolLM2-135M-Instruct", "tiny") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
 def bare_embed(vllm_command: str, models_dir: Path) -> Iterator[RealEngine]:
     """vLLM on tiny-embed as `tiny`, with a key and a window of 512 tokens."""
     with real_engine(vllm_command, models_dir / "tiny-embed", "tiny", "--max-model-len", "512") as engine:
