@@ -103,8 +103,11 @@ async def _stream(
                     caller.fast_path = tap.fast_path = fast
             await reply.relay(course.take, fast)
             if course.outcome is None:
+                was_told = tap.error is not None
                 rest = tap.finish()
-                if tap.saw_done:
+                if tap.error is not None and not was_told:  # it lacks its empty line: no client would read it
+                    course.end(rest + EVENT_END)
+                elif tap.saw_done:
                     course.pass_on(rest)
         if course.outcome is None:
             # half an event may be left: it is not passed on, it would spoil the error event that now comes
@@ -198,6 +201,7 @@ class _Course:
             self._timer.cancel()
 
 
+EVENT_END = b"\n\n"
 CUT = "The engine ended the stream before it was finished."
 
 

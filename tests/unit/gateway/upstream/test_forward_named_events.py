@@ -67,6 +67,9 @@ async def test_an_error_event_of_anthropics_is_passed_on_and_counts_as_the_engin
     outcome = await made.run()
     assert (outcome.ending, outcome.error_code) == (Ending.UPSTREAM_ERROR, "engine_failed")
     assert made.caller.body == BLOCK_DELTA + error
+    open_end = stream(BLOCK_DELTA, error.rstrip(b"\n"), endpoint=Endpoint.MESSAGES)
+    assert (await open_end.run()).error_code == "engine_failed"
+    assert open_end.caller.body == BLOCK_DELTA + error, "no client would read an event that does not end"
     first = stream(error, endpoint=Endpoint.MESSAGES)
     with pytest.raises(EngineFailed, match="no luck"):
         await first.run()

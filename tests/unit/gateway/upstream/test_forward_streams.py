@@ -215,6 +215,16 @@ async def test_an_engines_error_event_without_an_end_mark_gets_no_second_one_of_
     assert outcome.usage == Usage(30, 1)
 
 
+@pytest.mark.parametrize("asked", [True, False], ids=["usage", "no usage"])
+@pytest.mark.parametrize("line_end", [b"", b"\n"], ids=["no line end", "one"])
+async def test_an_error_event_that_lacks_its_empty_line_gets_it(line_end: bytes, asked: bool) -> None:
+    failing = ERROR_EVENT.rstrip(b"\n") + line_end
+    made = stream(event("Hel"), failing, stream_options={"include_usage": asked})
+    outcome = await made.run()
+    assert (outcome.ending, outcome.error_code) == (Ending.UPSTREAM_ERROR, "engine_failed")
+    assert made.caller.body == event("Hel") + failing + b"\n\n" and made.caller.is_finished
+
+
 async def test_an_engines_comment_does_not_spend_the_status() -> None:
     made = stream(b": ping\n\n", b'data: {"error":{"message":"no luck","code":500}}\n\n')
     with pytest.raises(EngineFailed, match="no luck"):
