@@ -81,6 +81,7 @@ class Attempts:
     async def _try(self, journey: Journey, replica: ReplicaRecord, deadlines: Deadlines) -> Outcome:
         record = journey.record
         record.attempts += 1
+        journey.tap = None  # what an attempt before this one read was given to nobody
         record.pool, record.replica = replica.pool, replica.id
         request = journey.request
         self._fleet.begin(replica)

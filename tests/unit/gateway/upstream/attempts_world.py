@@ -54,7 +54,7 @@ class World:
             assert sum(self.fleet.in_flight_by_pool().values()) == 1, "each replica counts while it has the request"
             return replica.id.encode()
 
-        journey = Journey(
+        self.journey = Journey(
             request or a_request(**fields),
             self.caller,
             self.record,
@@ -64,7 +64,7 @@ class World:
             was_clamped=False,
         )
         try:
-            return await self.attempts.run(journey, candidates)
+            return await self.attempts.run(self.journey, candidates)
         finally:
             assert not self.fleet.in_flight_by_pool()
 

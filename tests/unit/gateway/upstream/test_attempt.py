@@ -101,6 +101,13 @@ async def test_a_stream_that_fails_before_its_first_byte_moves_on(first: list[by
     assert made.caller.body == event("Hi", "stop") + DONE
 
 
+async def test_what_a_failed_attempt_had_read_and_given_to_nobody_costs_nothing() -> None:
+    made = await world(FakeReply(event("Hel") + event("lo") + ERROR_EVENT + DONE), UpstreamBroken("reset"))
+    with pytest.raises(UpstreamBroken):
+        await made.run(A, B, stream=True)
+    assert made.transport.urls == [A.url, B.url] and made.journey.cut_off() == Usage(30, 0)
+
+
 @pytest.mark.parametrize(
     "failure",
     [UpstreamBroken("reset", response_began=True), UpstreamTimeout("silent", deadline="gap"), EngineFailed("any")],
