@@ -112,7 +112,7 @@ async def metric(engine: Engine, name: str) -> float:
 
 
 async def _left(engine: Engine, body: dict[str, Any], *, half: bool) -> None:
-    """A request that was seen to run, stops when its client leaves.
+    """A request that was seen to run stops when its client leaves.
 
     `engine` needs long for all the tokens that were asked for: one that is as fast as its API server answers nobody
     else, and hears of no end, before it is through.
