@@ -1,0 +1,155 @@
+"""Who of those that wait for one pool goes next: strict by class, with ageing, fair among users. Pure; for slots.py.
+
+Inside a priority users take turns by deficit round robin (Shreedhar and Varghese, 1996) on the tokens that their
+requests reserve: who asks for long answers goes less often, and to have many requests waiting buys nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+
+QUANTUM = 4096  # tokens that a user's turn is worth
+AGED_PART = 0.5  # a request that has waited for this part of its class's `queue_s` is aged
+AGED_EVERY = 10  # of so many that leave the queue one may be an aged request of a class that would not be its turn
+
+
+class Waiter:
+    """One request that waits; in the queues of all pools that may serve it. Owned by slots.py."""
+
+    __slots__ = ("aged_at", "class_name", "cost", "future", "priority", "queues", "since_s", "user")
+
+    def __init__(self, class_name: str, priority: int, user: str, cost: int, since_s: float, queue_s: float) -> None:
+        """`cost` in tokens; `queue_s` is the class's; times on the caller's clock."""
+        self.class_name = class_name
+        self.priority = priority
+        self.user = user
+        self.cost = max(1, cost)
+        self.since_s = since_s
+        self.aged_at = since_s + AGED_PART * queue_s
+        self.future: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # the pool that has a slot for it
+        self.queues: list[Queue] = []
+
+    def leave(self) -> None:
+        """All queues at once; nothing happens to who has left."""
+        for queue in self.queues:
+            queue.remove(self)
+        self.queues.clear()
+
+
+class Tier:
+    """All who wait with one priority. `_users` is in the order of their turns; who waits no more keeps no deficit."""
+
+    __slots__ = ("_deficits", "_users", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: dict[Waiter, None] = {}  # in the order in which they came
+        self._users: dict[str, dict[Waiter, None]] = {}  # no empty ones
+        self._deficits: dict[str, int] = {}
+
+    def add(self, waiter: Waiter) -> None:
+        self.waiters[waiter] = None
+        mine = self._users.get(waiter.user)
+        if mine is None:
+            mine = self._users[waiter.user] = {}
+            self._deficits[waiter.user] = QUANTUM if len(self._users) == 1 else 0
+        mine[waiter] = None
+
+    def remove(self, waiter: Waiter) -> None:
+        del self.waiters[waiter]
+        mine = self._users[waiter.user]
+        del mine[waiter]
+        if not mine:
+            had_turn = next(iter(self._users)) == waiter.user
+            del self._users[waiter.user], self._deficits[waiter.user]
+            if had_turn and self._users:
+                self._deficits[next(iter(self._users))] += QUANTUM
+
+    def next(self) -> Waiter:
+        """Whose turn it is, charged to its user; not removed. Only while somebody waits."""
+        while True:
+            for _ in range(len(self._users) + 1):
+                user = next(iter(self._users))
+                head = next(iter(self._users[user]))
+                if head.cost <= self._deficits[user]:
+                    self._deficits[user] -= head.cost
+                    return head
+                self._users[user] = self._users.pop(user)  # to the end
+                self._deficits[next(iter(self._users))] += QUANTUM
+            # all ask for more than a turn is worth: as many rounds at once as the nearest of them needs
+            missing = min(next(iter(mine)).cost - self._deficits[user] for user, mine in self._users.items())
+            rounds = -(-missing // QUANTUM)
+            if rounds > 0:
+                for user in self._users:
+                    self._deficits[user] += rounds * QUANTUM
+
+
+class Queue:
+    """Of one pool in one process."""
+
+    def __init__(self) -> None:
+        self._tiers: dict[int, Tier] = {}  # by priority; no empty ones
+        self._waiting: dict[str, int] = {}  # by class
+        self._length = 0
+        self._since_aged = 0  # that left by their turn since an aged one did
+
+    def __len__(self) -> int:
+        return self._length
+
+    def waiting(self, class_name: str) -> int:
+        return self._waiting.get(class_name, 0)
+
+    def by_class(self) -> Iterator[tuple[str, int]]:
+        return iter(self._waiting.items())
+
+    def by_priority(self) -> Iterator[tuple[int, int]]:
+        """(priority, how many wait), any order."""
+        return ((priority, len(tier.waiters)) for priority, tier in self._tiers.items())
+
+    def newest(self, class_name: str, count: int) -> list[Waiter]:
+        """The last `count` of the class that came."""
+        if count <= 0:
+            return []
+        found = (w for tier in self._tiers.values() for w in reversed(tier.waiters) if w.class_name == class_name)
+        return list(islice(found, count))
+
+    def add(self, waiter: Waiter) -> None:
+        tier = self._tiers.get(waiter.priority)
+        if tier is None:
+            tier = self._tiers[waiter.priority] = Tier()
+        tier.add(waiter)
+        waiter.queues.append(self)
+        self._waiting[waiter.class_name] = self.waiting(waiter.class_name) + 1
+        self._length += 1
+
+    def remove(self, waiter: Waiter) -> None:
+        """Void for one that is not here."""
+        tier = self._tiers.get(waiter.priority)
+        if tier is None or waiter not in tier.waiters:
+            return
+        tier.remove(waiter)
+        if not tier.waiters:
+            del self._tiers[waiter.priority]
+        self._waiting[waiter.class_name] -= 1
+        self._length -= 1
+
+    def pop(self, now_s: float) -> Waiter | None:
+        """The one that goes next, out of all queues that it waits in; None when nobody waits."""
+        if not self._length:
+            return None
+        priorities = sorted(self._tiers)
+        waiter = self._aged(priorities[1:], now_s) if self._since_aged + 1 >= AGED_EVERY else None
+        if waiter is not None:
+            self._since_aged = 0
+        else:
+            self._since_aged = min(AGED_EVERY, self._since_aged + 1)
+            waiter = self._tiers[priorities[0]].next()
+        waiter.leave()
+        return waiter
+
+    def _aged(self, priorities: list[int], now_s: float) -> Waiter | None:
+        """The longest waiting of these that is aged."""
+        firsts = (next(iter(self._tiers[priority].waiters)) for priority in priorities)
+        aged = [waiter for waiter in firsts if waiter.aged_at <= now_s]
+        return min(aged, key=lambda waiter: waiter.since_s, default=None)
