@@ -53,7 +53,7 @@ class FakeEngine:
         return [request for request in seen if path in (None, request["path"])]
 
     async def state(self) -> dict[str, Any]:
-        """pid, children, running, waiting, aborted, calls (per method and path)."""
+        """pid, children, running, most_running (at once), waiting, aborted, calls (per method and path)."""
         state: dict[str, Any] = (await self._get("/fake/state")).json()
         return state
 

@@ -174,6 +174,7 @@ class Api:
             "pid": os.getpid(),
             "children": self._children,
             "running": engine.running,
+            "most_running": engine.most_running,
             "waiting": engine.waiting,
             "aborted": engine.aborted,
             "calls": self._calls,

@@ -28,6 +28,7 @@ class Engine:
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = 0
         self.running = 0
+        self.most_running = 0  # at once, so far
         self.jobs: set[asyncio.Task[None]] = set()
         self.accepted = 0  # completions, good or bad
         self.aborted = 0  # completions whose client left
@@ -53,6 +54,7 @@ class Engine:
         """Waits for a slot: lower priority first where --scheduling-policy priority, else in order of arrival."""
         if self.running < self._options.slots:
             self.running += 1
+            self.most_running = max(self.most_running, self.running)
             return
         self._arrivals += 1
         place = asyncio.get_running_loop().create_future()

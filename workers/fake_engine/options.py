@@ -49,7 +49,7 @@ Not streamed: N = 0 ends it before the headers, N > 0 after half of the body; er
 An unknown key is a 400.
 
 what tests can ask: GET /fake/requests (the last 100 completions and tokenize calls as received),
-GET /fake/state (pid, children, running, waiting, aborted, calls per path)
+GET /fake/state (pid, children, running, most_running, waiting, aborted, calls per path)
 """
 
 
