@@ -18,14 +18,16 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 from litestar.types import Message, Scope
 
 from gateway.admission.budget import Budget
+from gateway.admission.capacity import Capacity
 from gateway.admission.first_key import ensure_first_key
 from gateway.admission.gate import Gate
 from gateway.admission.key_ring import KeyRing
 from gateway.admission.keys import KeyStore
 from gateway.admission.link import RedisLink
+from gateway.admission.slots import Slots
 from gateway.config.load import LoadedConfig, metrics_key
 from gateway.config.outside import own_authorities
-from gateway.config.schema import process_count
+from gateway.config.schema import process_count, slots_of
 from gateway.config.store import connect
 from gateway.config.tasks import end_task
 from gateway.dispatch import Dispatcher
@@ -107,6 +109,10 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
             stack.push_async_callback(fleet_redis.aclose)
             sources.append(SupervisorSource(fleet_redis))
         fleet = Registry(sources)
+        slots = Slots(slots_of(config.pools), config.classes, lambda pool: len(fleet.snapshot().ready(pool)))
+        capacity = Capacity(link, slots, expected_processes=process_count(config))
+        capacity.start()
+        stack.push_async_callback(capacity.aclose)
         runtime = Runtime(
             loaded=loaded,
             keys=keys,
@@ -114,11 +120,13 @@ async def running(loaded: LoadedConfig) -> AsyncIterator[Runtime]:
                 config,
                 RouteTable(routes_of(config)),
                 Gate(budget),
+                slots,
                 fleet,
                 Attempts(transport, fleet, config.gateway.timeouts, config.gateway.retry),
                 Random(),
             ),
             fleet=fleet,
+            slots=slots,
             access=AccessLog(sys.stdout.buffer),
             traces=traces_from_environment(version("poolgate")),
             instruments=Instruments(*slot_from_environment()),

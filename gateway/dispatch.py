@@ -1,4 +1,4 @@
-"""The story of one request, top to bottom: resolve → fit → admit → choose → send → relay → settle.
+"""The story of one request, top to bottom: resolve → fit → admit → choose → wait → send → relay → settle.
 
 Called by edge/inference.py with a decoded request; everything it needs is handed to it. Errors are raised to the caller
 as GatewayError; the ticket is settled exactly once however the story ends.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from gateway.admission import length
 from gateway.admission.account import Ticket
 from gateway.admission.gate import Gate
 from gateway.admission.length import Fit
+from gateway.admission.slots import Slot, Slots
 from gateway.config.schema import Config
 from gateway.domain.errors import ClientGone, ContextTooLong, GatewayError, InternalError, LimitExceeded, UpstreamError
 from gateway.domain.outcome import Ending, Outcome
@@ -25,7 +26,7 @@ from gateway.domain.request import InferenceRequest, RateState
 from gateway.domain.route import PoolOrder, Route
 from gateway.fleet.registry import Registry
 from gateway.fleet.snapshot import Snapshot
-from gateway.routing.choose import by_load, choose, not_ready
+from gateway.routing.choose import beginning_with, by_load, choose, not_ready, pools_to_wait_for
 from gateway.routing.table import RouteTable
 from gateway.upstream.attempt import Attempts
 from gateway.upstream.body import body_for
@@ -37,6 +38,7 @@ class Caller(Downstream, Protocol):
     """The downstream side of an exchange, plus what every reply tells about limits."""
 
     rate: RateState
+    queue_s: float | None
 
     def comment_every(self, interval_s: float, headers: Headers) -> None:
         """Break each silence of that length with an SSE comment, opening the stream with `headers` if need be."""
@@ -51,6 +53,7 @@ class Dispatcher:
         config: Config,
         routes: RouteTable,
         gate: Gate,
+        slots: Slots,
         fleet: Registry,
         attempts: Attempts,
         rng: Random,
@@ -60,6 +63,7 @@ class Dispatcher:
         self._pools = config.pools
         self.routes = routes
         self._gate = gate
+        self._slots = slots
         self._fleet = fleet
         self._attempts = attempts
         self._rng = rng
@@ -98,7 +102,15 @@ class Dispatcher:
         )
         outcome = Outcome(Ending.FAILED, 500, None)
         try:
-            outcome = await self._attempts.run(journey, choose(order, self._fleet.snapshot(), fit.pools, self._rng))
+            candidates = choose(order, self._fleet.snapshot(), fit.pools, self._rng)
+            if request.endpoint.rules.costs_tokens:
+                pools = pools_to_wait_for(order, candidates)
+                ticket.slot = slot = self._slots.take(pools, request.class_name)
+                if slot is None:
+                    ticket.slot = slot = await self._wait(pools, request, fit, caller, record)
+                    candidates = choose(order, self._fleet.snapshot(), fit.pools, self._rng)
+                candidates = beginning_with(slot.pool, candidates)
+            outcome = await self._attempts.run(journey, candidates)
         except GatewayError as exc:
             usage = journey.cut_off() if journey.first_byte_at is not None else None  # an error reply costs nothing
             outcome = Outcome(ending_of(exc), 0, usage, exc.code)
@@ -127,6 +139,18 @@ class Dispatcher:
         except LimitExceeded as exc:
             caller.rate = exc.rate
             raise
+
+    async def _wait(
+        self, pools: Sequence[str], request: InferenceRequest, fit: Fit, caller: Caller, record: AccessRecord
+    ) -> Slot:
+        principal = request.principal
+        user = f"key:{principal.key_id}" if principal.user is None else f"user:{principal.user}"
+        began_s = time.monotonic()
+        record.pool = pools[0]
+        try:
+            return await self._slots.wait(pools, request.class_name, user, fit.reserve_tokens)
+        finally:
+            caller.queue_s = record.queue_s = time.monotonic() - began_s
 
     async def _count(
         self, request: InferenceRequest, snapshot: Snapshot, windows: Mapping[str, int | None]

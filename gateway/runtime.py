@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.admission.keys import KeyStore
+from gateway.admission.slots import Slots
 from gateway.config.load import LoadedConfig
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
@@ -34,6 +35,7 @@ class Runtime:
     traces: Traces | None
     exchanges: set[Endable] = field(default_factory=set)
     instruments: Instruments = field(default_factory=Instruments.alone)
+    slots: Slots = field(default_factory=Slots.unbounded)
     is_redis_away: Callable[[], bool] = lambda: False
     metrics_key: str | None = None  # that `/metrics` asks for
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -49,6 +51,7 @@ class Runtime:
 
     def publish(self) -> None:
         """Tells what this process is busy with, for scrapes that reach another one. Loops over no requests."""
+        self.instruments.publish_slots(*self.slots.facts())
         self.instruments.publish(
             self.fleet.in_flight_by_pool(),
             len(self.exchanges),

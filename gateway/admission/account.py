@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.admission.limits import Kind, Limit
 from gateway.admission.local import Ledger
+from gateway.admission.slots import Slot
 from gateway.domain.outcome import Outcome
 from gateway.domain.request import NO_RATE, RateState
 
@@ -180,9 +181,9 @@ class Account:
 
 
 class Ticket:
-    """Proof of admission. Owned by whoever got it, who settles it exactly once."""
+    """Proof of admission. Owned by whoever got it, who settles it exactly once, with its `slot` of the pool."""
 
-    __slots__ = ("_account", "_is_settled", "_lease", "_left_requests", "_left_tokens", "_tokens")
+    __slots__ = ("_account", "_is_settled", "_lease", "_left_requests", "_left_tokens", "_tokens", "slot")
 
     def __init__(self, account: Account, lease: Lease, tokens: int) -> None:
         self._account = account
@@ -191,6 +192,7 @@ class Ticket:
         self._left_requests = lease.requests
         self._left_tokens = lease.tokens
         self._is_settled = False
+        self.slot: Slot | None = None
 
     @property
     def rate(self) -> RateState:
@@ -215,13 +217,15 @@ class Ticket:
         return RateState(limit_requests, requests, reset_requests_s, limit_tokens, tokens, reset_tokens_s)
 
     def settle(self, outcome: Outcome) -> None:
-        """The slot is free, real tokens take the reservation's place. Never raises; a second call is void.
+        """Its slots are free, real tokens take the reservation's place. Never raises; a second call is void.
 
         The request itself stays counted however it ended. What Redis has to know is sent in the background.
         """
         if self._is_settled:
             return
         self._is_settled = True
+        if self.slot is not None:
+            self.slot.release()
         usage = outcome.usage
         used = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
         self._account.settle(self._lease, self._tokens, clamped(used))

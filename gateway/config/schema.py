@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import parse_qsl, urlsplit
 
@@ -137,6 +138,8 @@ class ClassSection(Section):
     """A class of callers. Lower priority goes first, as in vLLM."""
 
     priority: int = Field(0, ge=-1000, le=1000)
+    queue_s: PositiveSeconds = 30  # a request waits so long for a slot of a full pool, then it is refused
+    queue_max: int = Field(256, ge=0, le=1_000_000)  # so many may wait for a pool; 0: nobody
 
 
 class LimitsSection(Section):
@@ -218,6 +221,9 @@ def check_replica_url(url: str) -> None:
 ELSEWHERE_KEYS = frozenset({"urls", "engine", "key_env", "tls_ca"})  # of pools that somebody else runs
 
 
+WITH_BOTH_KEYS = frozenset({"served_name", "max_model_len", "max_in_flight", "scheduling_policy"})
+
+
 class PoolSection(Section):
     """Interchangeable replicas: workers of this host (`model`), or servers that somebody else runs (`urls`)."""
 
@@ -235,6 +241,9 @@ class PoolSection(Section):
     max_model_len: int | None = Field(None, ge=1)
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     max_num_seqs: int | None = Field(None, ge=1)
+    max_in_flight: int | None = Field(
+        None, ge=1, le=1_000_000
+    )  # slots of a replica; default: max_num_seqs, or no bound
     scheduling_policy: Literal["fcfs", "priority"] | None = None
     vllm_args: dict[str, TomlValue] = {}
     replicas: list[ReplicaSection] = [ReplicaSection()]
@@ -267,7 +276,7 @@ class PoolSection(Section):
                 "others run"
             )
         if self.urls is not None:
-            worker_keys = self.model_fields_set - ELSEWHERE_KEYS - {"served_name", "max_model_len", "scheduling_policy"}
+            worker_keys = self.model_fields_set - ELSEWHERE_KEYS - WITH_BOTH_KEYS
             if worker_keys:
                 raise ValueError(
                     f"{', '.join(sorted(worker_keys))} is only for pools with model; remove it, or give model, not urls"
@@ -344,6 +353,12 @@ class Config(BaseSettings):
 
 def limits_from(section: LimitsSection) -> Limits:
     return Limits(section.requests_per_min, section.tokens_per_min, section.in_flight)
+
+
+def slots_of(pools: Mapping[str, PoolSection]) -> dict[str, int]:
+    """Requests that may run on one replica at once, by pool; a pool that is not in it has no bound."""
+    bounds = {name: pool.max_in_flight or pool.max_num_seqs for name, pool in pools.items()}
+    return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def process_count(config: Config) -> int:

@@ -167,6 +167,20 @@ class NoReplica(GatewayError):
     retry = Retry.LATER
 
 
+class PoolFull(GatewayError):
+    """Every slot of the pool is taken, and as many of the caller's class wait as may (`classes.NAME.queue_max`)."""
+
+    code = "pool_full"
+    retry = Retry.LATER
+
+
+class QueueTimeout(GatewayError):
+    """No slot of the pool came free while the caller's class waits (`classes.NAME.queue_s`)."""
+
+    code = "queue_timeout"
+    retry = Retry.LATER
+
+
 class StoreUnavailable(GatewayError):
     """Redis did not answer in time and `redis.on_outage` is `closed`, or the key can only be looked up there."""
 

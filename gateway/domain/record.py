@@ -29,5 +29,6 @@ class AccessRecord:
     completion_tokens: int | None = None
     attempts: int = 0
     admit_s: float | None = None
+    queue_s: float | None = None  # waited for a slot of the pool
     ttft_s: float | None = None
     total_s: float = 0.0

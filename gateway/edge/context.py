@@ -36,6 +36,7 @@ class Exchange(Incoming):
     status = 0
     errors = ErrorShape.OPENAI
     rate: RateState = NO_RATE
+    queue_s: float | None = None  # waited for a slot
     ended_at = 0.0  # monotonic, when the reply was complete
     is_gone = False
     is_ended = False  # by us: the drain time is over
@@ -162,6 +163,8 @@ class Exchange(Incoming):
                 lines.append(b"%b: %b\r\n" % (name, value))
         if self.rate is not NO_RATE:
             lines.append(rate_lines(self.rate))
+        if self.queue_s is not None:
+            lines.append(b"x-poolgate-queue-ms: %d\r\n" % round(self.queue_s * 1000))
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"x-request-id: %b\r\n%b\r\n" % (self.request_id.encode(), length_line))

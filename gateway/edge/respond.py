@@ -36,6 +36,8 @@ STATUS: dict[type[GatewayError], int] = {
     errors.EngineDied: 502,
     errors.EngineBusy: 503,
     errors.NoReplica: 503,
+    errors.PoolFull: 503,
+    errors.QueueTimeout: 503,
     errors.StoreUnavailable: 503,
     errors.OutOfDescriptors: 503,
     errors.ShuttingDown: 503,

@@ -35,6 +35,25 @@ def choose(order: PoolOrder, snapshot: Snapshot, fitting: frozenset[str], rng: R
     return [replica for pool in pools for replica in by_load(snapshot.ready(pool), snapshot, rng)]
 
 
+def pools_to_wait_for(order: PoolOrder, candidates: Sequence[ReplicaRecord]) -> list[str]:
+    """The pools of these candidates, best first; of fallback pools only where no target has a candidate.
+
+    That a target is full is no reason to fall back: it can serve, a little later.
+    """
+    pools = list(dict.fromkeys(replica.pool for replica in candidates))
+    if len(pools) == 1:
+        return pools
+    targets = {target.pool for target in order.targets}
+    return [pool for pool in pools if pool in targets] or pools
+
+
+def beginning_with(pool: str, candidates: list[ReplicaRecord]) -> list[ReplicaRecord]:
+    """The same candidates, those of `pool` first."""
+    if candidates[0].pool == pool:
+        return candidates
+    return sorted(candidates, key=lambda replica: replica.pool != pool)
+
+
 def weighted_order(targets: Sequence[Target], rng: Random) -> list[Target]:
     """A random order in which each target comes first with the chance of its weight."""
     # Efraimidis and Spirakis (2006): sorting by u^(1/w) draws without replacement in proportion to the weights

@@ -113,8 +113,8 @@ def is_file(out: BinaryIO) -> bool:
         return False
 
 
-# The record's fields in its own order; the three durations stand last and are rounded, `began_s` means nothing outside.
-_DURATIONS = ("admit_s", "ttft_s", "total_s")
+# The record's fields in its own order; the durations stand last and are rounded, `began_s` means nothing outside.
+_DURATIONS = ("admit_s", "queue_s", "ttft_s", "total_s")
 _PLAIN = tuple(name for name in AccessRecord.__slots__ if name not in ("began_s", *_DURATIONS))
 _plain_values = attrgetter(*_PLAIN)
 _Line: Any = msgspec.defstruct("_Line", ["log", "at_s", *_PLAIN, *_DURATIONS], gc=False)  # encoded in C, in this order
@@ -123,7 +123,7 @@ _encode = msgspec.json.Encoder().encode
 
 def line_of(record: AccessRecord) -> bytes:
     """The record as one JSON line; durations in seconds to the 0.1 ms, `at_s` is the time of writing (epoch)."""
-    admit_s, ttft_s = record.admit_s, record.ttft_s
+    admit_s, queue_s, ttft_s = record.admit_s, record.queue_s, record.ttft_s
     return (
         _encode(
             _Line(
@@ -131,6 +131,7 @@ def line_of(record: AccessRecord) -> bytes:
                 int(time.time() * 1000) / 1000,
                 *_plain_values(record),
                 None if admit_s is None else int(admit_s * 10_000 + 0.5) / 10_000,  # round() takes three times as long
+                None if queue_s is None else int(queue_s * 10_000 + 0.5) / 10_000,
                 None if ttft_s is None else int(ttft_s * 10_000 + 0.5) / 10_000,
                 int(record.total_s * 10_000 + 0.5) / 10_000,
             )

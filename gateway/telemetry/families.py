@@ -47,8 +47,17 @@ TPOT = Family(
     TOKEN_BOUNDS,
 )
 ADMIT = Family("admit_seconds", "histogram", ("class",), "From a request's arrival to its admission.", ADMIT_BOUNDS)
+QUEUE = Family(
+    "queue_seconds",
+    "histogram",
+    ("pool", "class"),
+    "How long requests waited that had to wait for a slot.",
+    TTFT_BOUNDS,
+)
 
 IN_FLIGHT = Family("requests_in_flight", "gauge", ("pool",), "Requests that replicas of the pool work on.")
+WAITING = Family("requests_waiting", "gauge", ("pool", "class"), "Requests that wait for a slot of the pool.")
+SLOTS = Family("slots", "gauge", ("pool",), "Requests that gateway processes may run on the pool now, as they know it.")
 EXCHANGES = Family("open_exchanges", "gauge", (), "Requests that are read, wait, or are answered.")
 DROPPED = Family("access_records_dropped_total", "counter", (), "Access records lost because the log took no more.")
 REDIS_AWAY = Family("redis_away", "gauge", (), "Gateway processes that go on without Redis; 0 is well.")
@@ -60,6 +69,6 @@ PROCESSES = Family("processes", "gauge", (), "Gateway processes that share the p
 REPLICAS = Family("replicas", "gauge", ("pool", "state"), "Replicas as this gateway knows them.")
 BUILD = Family("build_info", "gauge", ("version", "revision"), "Always 1: the release, and the config it runs.")
 
-COUNTED = (REQUESTS, TOKENS, ERRORS, RETRIES, REQUEST_SECONDS, TTFT, TPOT, ADMIT)  # by Instruments.observe
-PUBLISHED = (IN_FLIGHT, EXCHANGES, DROPPED, REDIS_AWAY, MEMORY, CPU)  # by Instruments.publish
+COUNTED = (REQUESTS, TOKENS, ERRORS, RETRIES, REQUEST_SECONDS, TTFT, TPOT, ADMIT, QUEUE)  # by Instruments.observe
+PUBLISHED = (IN_FLIGHT, WAITING, SLOTS, EXCHANGES, DROPPED, REDIS_AWAY, MEMORY, CPU)  # by Instruments.publish
 FAMILIES = (*COUNTED, *PUBLISHED, PROCESSES, REPLICAS, BUILD)

@@ -81,6 +81,10 @@ class Instruments:
             at = places.admit_s
             values[at] += admit_s
             values[at + 1 + bisect_left(f.ADMIT_BOUNDS, admit_s)] += 1.0
+        if (queue_s := record.queue_s) is not None:
+            at = self._place(f.QUEUE, (record.pool or "", record.class_name or ""))
+            values[at] += queue_s
+            values[at + 1 + bisect_left(f.TTFT_BOUNDS, queue_s)] += 1.0
         if (tokens := record.prompt_tokens) is not None and tokens > 0:
             values[places.prompt] += tokens
         if (tokens := record.completion_tokens) is not None and tokens > 0:
@@ -100,6 +104,14 @@ class Instruments:
             if record.ending == Ending.ENGINE_REFUSED:
                 code = "engine_refused"  # the engine's own words are no fixed set
             values[self._place(f.ERRORS, (record.route or "", code))] += 1.0
+
+    def publish_slots(self, slots: Mapping[str, int], waiting: Mapping[tuple[str, str], int]) -> None:
+        """This process's part of each pool's slots, and who waits for one, by pool and class. Called with `publish`."""
+        values = self._values
+        for pool, granted in slots.items():
+            values[self._place(f.SLOTS, (pool,))] = float(granted)
+        for labels, requests in waiting.items():
+            values[self._place(f.WAITING, labels)] = float(requests)
 
     def publish(self, in_flight: Mapping[str, int], exchanges: int, dropped: int, *, is_redis_away: bool) -> None:
         """What this process is busy with, for scrapes that reach another one; `in_flight` is per pool, none is 0.

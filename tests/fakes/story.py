@@ -16,6 +16,7 @@ from typing import Any, cast
 from fakes.bodies import FORM_TYPE, json_fields, transcription
 
 from gateway.admission.account import Ticket
+from gateway.admission.slots import Slot
 from gateway.config.load import LoadedConfig, parse
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import UpstreamBroken
@@ -220,6 +221,7 @@ class FakeCaller:
     """
 
     rate: RateState = NO_RATE
+    queue_s: float | None = None
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     writes: list[bytes] = field(default_factory=list)
@@ -288,16 +290,19 @@ class FakeCaller:
 
 
 class FakeTicket:
-    """Keeps the outcome that it was settled with; notes that in the gate's log."""
+    """Keeps the outcome that it was settled with, gives its slot back, and notes that in the gate's log."""
 
     def __init__(self, gate: FakeGate) -> None:
         self.rate = gate.rate
+        self.slot: Slot | None = None
         self.outcomes: list[Outcome] = []
         self._gate = gate
 
     def settle(self, outcome: Outcome) -> None:
         if not self.outcomes:  # a second call is void
             self._gate.log.append("settled")
+            if self.slot is not None:
+                self.slot.release()
             self.outcomes.append(outcome)
 
 

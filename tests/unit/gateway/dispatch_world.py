@@ -22,6 +22,8 @@ from fakes.story import (
 )
 
 from gateway.admission.gate import Gate
+from gateway.admission.slots import Slots
+from gateway.config.schema import slots_of
 from gateway.dispatch import Dispatcher
 from gateway.domain.errors import ConnectFailed
 from gateway.domain.outcome import Outcome
@@ -52,12 +54,14 @@ class World:
         self.transport = FakeTransport(*script)
         self.fleet = Registry([FixedSource([A, B] if fleet is None else fleet)])
         self.gate = gate or FakeGate()
+        self.slots = Slots(slots_of(config.pools), config.classes, lambda pool: len(self.fleet.snapshot().ready(pool)))
         self.caller = FakeCaller(log=self.gate.log)
         self.record = a_record()
         self.dispatcher = Dispatcher(
             config,
             RouteTable(routes_of(config)),
             cast(Gate, self.gate),
+            self.slots,
             self.fleet,
             Attempts(self.transport, self.fleet, config.gateway.timeouts, config.gateway.retry),
             Random(1),

@@ -163,7 +163,7 @@ def test_the_record_has_no_place_for_prompts_outputs_or_keys() -> None:
     assert set(AccessRecord.__slots__) == {
         *("request_id", "method", "path", "revision", "began_s", "key_id", "user", "class_name", "model", "route"),
         *("pool", "replica", "stream", "status", "ending", "error_code", "prompt_tokens", "completion_tokens"),
-        *("attempts", "admit_s", "ttft_s", "total_s"),
+        *("attempts", "admit_s", "queue_s", "ttft_s", "total_s"),
     }
 
 

@@ -1,0 +1,252 @@
+"""The slots of pools: how many requests may run on each, and who waits for one. dispatch.py takes and gives back.
+
+A pool has `max_in_flight` slots for each ready replica; how many of them are this process's, capacity.py says. A pool
+without that setting has no bound, and nobody waits for it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from gateway.admission.drain import Drain
+from gateway.admission.queue import Queue, Waiter
+from gateway.config.schema import ClassSection
+from gateway.domain.errors import PoolFull, QueueTimeout
+
+
+class PoolSlots:
+    """One bounded pool in this process."""
+
+    __slots__ = ("drain", "granted", "is_short", "name", "per_replica", "processes", "queue", "replicas", "running")
+
+    def __init__(self, name: str, per_replica: int, replicas: Callable[[str], int]) -> None:
+        """`replicas`: how many of the pool are ready."""
+        self.name = name
+        self.per_replica = per_replica
+        self.replicas = replicas
+        self.granted = 0  # this process's part, as last told
+        self.is_short = False  # its part would be larger, were others not still holding what they had
+        self.processes = 1  # that ask for slots of this pool
+        self.running: dict[int, int] = {}  # requests that hold a slot, by priority; no zeros
+        self.queue = Queue()
+        self.drain = Drain()
+
+    @property
+    def capacity(self) -> int:
+        """Of the pool as a whole."""
+        return self.per_replica * self.replicas(self.name)
+
+    @property
+    def held(self) -> int:
+        return sum(self.running.values())
+
+    @property
+    def free(self) -> int:
+        return min(self.granted, self.capacity) - self.held
+
+    @property
+    def may_grow(self) -> bool:
+        """More may be had by asking for it."""
+        return not self.is_short and self.granted < self.capacity
+
+    def asks(self) -> list[tuple[int, int]]:
+        """(priority, requests that run or wait)."""
+        asks = dict(self.running)
+        for priority, waiting in self.queue.by_priority():
+            asks[priority] = asks.get(priority, 0) + waiting
+        return list(asks.items())
+
+
+class Slot:
+    """The right to run one request on `pool`. Owned by whoever got it, who gives it back; twice does no harm."""
+
+    __slots__ = ("_bound", "_give_back", "_priority", "_since_s", "pool")
+
+    def __init__(
+        self,
+        pool: str,
+        bound: PoolSlots | None,
+        priority: int,
+        since_s: float,
+        give_back: Callable[[PoolSlots, int, float], None],
+    ) -> None:
+        """`bound` None: the pool has no bound."""
+        self.pool = pool
+        self._bound = bound
+        self._priority = priority
+        self._since_s = since_s
+        self._give_back = give_back
+
+    def release(self) -> None:
+        bound, self._bound = self._bound, None
+        if bound is not None:
+            self._give_back(bound, self._priority, self._since_s)
+
+
+class Slots:
+    """One per process. `kick` is called when capacity.py should ask for more, or has something to give back."""
+
+    def __init__(
+        self,
+        bounds: Mapping[str, int],
+        classes: Mapping[str, ClassSection],
+        replicas: Callable[[str], int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`bounds`: `max_in_flight` by pool, of those that have it; `replicas`: how many of a pool are ready."""
+        self._pools = {name: PoolSlots(name, bound, replicas) for name, bound in bounds.items()}
+        self._classes = classes
+        self._clock = clock
+        self.kick: Callable[[], None] = lambda: None
+
+    @classmethod
+    def unbounded(cls) -> Slots:
+        """No pool has a bound."""
+        return cls({}, {}, lambda pool: 0)
+
+    def pools(self) -> Iterator[PoolSlots]:
+        return iter(self._pools.values())
+
+    def facts(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+        """Slots of this process by pool, and requests that wait by pool and class; for metrics."""
+        slots = {pool.name: max(0, min(pool.granted, pool.capacity)) for pool in self._pools.values()}
+        waiting = {(pool.name, name): n for pool in self._pools.values() for name, n in pool.queue.by_class()}
+        return slots, waiting
+
+    def take(self, pools: Sequence[str], class_name: str) -> Slot | None:
+        """A slot of the first of these pools that has one for whoever comes now; None where one has to wait."""
+        for name in pools:
+            pool = self._pools.get(name)
+            if pool is None:
+                return Slot(name, None, 0, 0.0, self._give_back)
+            if pool.free > 0 and not pool.queue:
+                return self._slot(pool, self._classes[class_name].priority)
+        return None
+
+    async def wait(self, pools: Sequence[str], class_name: str, user: str, cost: int) -> Slot:
+        """The slot that comes free first, in turn: of pools that all have a bound. `cost` in tokens.
+
+        Raises PoolFull when too many of the class wait, QueueTimeout after its `queue_s`; both know when to come back.
+        """
+        rules = self._classes[class_name]
+        places = [self._pools[name] for name in pools]
+        if all(self._is_full(pool, class_name) for pool in places):
+            raise self._full(places, class_name)
+        began_s = self._clock()
+        waiter = Waiter(class_name, rules.priority, user, cost, began_s, rules.queue_s)
+        for pool in places:
+            pool.queue.add(waiter)
+        self.kick()
+        given: Slot | None = None
+        try:
+            async with asyncio.timeout(rules.queue_s):
+                given = self._given(await waiter.future, rules.priority)
+        except TimeoutError as exc:
+            given = self._given_meanwhile(waiter)
+            if given is None:
+                waiter.leave()
+                raise self._timeout(places, class_name, rules.queue_s) from exc
+        except BaseException:
+            if (late := self._given_meanwhile(waiter)) is not None:
+                late.release()
+            raise
+        finally:
+            waiter.leave()
+        return given
+
+    def granted(self, pool: PoolSlots, slots: int, processes: int, *, is_short: bool) -> None:
+        """This process's part has changed: those whose turn it is go, and who came in vain is told."""
+        pool.granted, pool.processes, pool.is_short = slots, max(1, processes), is_short
+        self._pump(pool)
+        if pool.may_grow:
+            return
+        for class_name, waiting in list(pool.queue.by_class()):
+            for waiter in pool.queue.newest(class_name, waiting - self._queue_max(pool, class_name)):
+                if len(waiter.queues) == 1:  # else another pool may still take it
+                    waiter.leave()
+                    if not waiter.future.done():
+                        waiter.future.set_exception(self._full([pool], class_name))
+
+    # --- within -------------------------------------------------------------------------------------------------------
+
+    def _slot(self, pool: PoolSlots, priority: int) -> Slot:
+        pool.running[priority] = pool.running.get(priority, 0) + 1
+        return Slot(pool.name, pool, priority, self._clock(), self._give_back)
+
+    def _given(self, name: str, priority: int) -> Slot:
+        """`_pump` has counted it already."""
+        return Slot(name, self._pools[name], priority, self._clock(), self._give_back)
+
+    def _given_meanwhile(self, waiter: Waiter) -> Slot | None:
+        future = waiter.future
+        if future.done() and not future.cancelled() and future.exception() is None:
+            return self._given(future.result(), waiter.priority)
+        return None
+
+    def _give_back(self, pool: PoolSlots, priority: int, since_s: float) -> None:
+        left = pool.running[priority] - 1
+        if left:
+            pool.running[priority] = left
+        else:
+            del pool.running[priority]
+        pool.drain.held(self._clock() - since_s)
+        if pool.free > 0:
+            self._pump(pool)
+        else:
+            self.kick()  # it is another process's now
+
+    def _pump(self, pool: PoolSlots) -> None:
+        now_s = self._clock()
+        while pool.free > 0 and (waiter := pool.queue.pop(now_s)) is not None:
+            if waiter.future.done():
+                continue  # it has left, and has not been here since to say so
+            pool.running[waiter.priority] = pool.running.get(waiter.priority, 0) + 1
+            pool.drain.moved(waiter.class_name, now_s)
+            waiter.future.set_result(pool.name)
+
+    def _queue_max(self, pool: PoolSlots, class_name: str) -> int:
+        """This process's part of it."""
+        return -(-self._classes[class_name].queue_max // pool.processes)
+
+    def _is_full(self, pool: PoolSlots, class_name: str) -> bool:
+        most = self._queue_max(pool, class_name) + (pool.capacity - pool.granted if pool.may_grow else 0)
+        return pool.queue.waiting(class_name) >= most
+
+    def _full(self, places: Sequence[PoolSlots], class_name: str) -> PoolFull:
+        waiting = min(pool.queue.waiting(class_name) for pool in places)
+        return PoolFull(
+            f"All {_slots_of(places)} are taken, and {waiting} requests of class '{class_name}' wait already. "
+            "Try again later.",
+            param="model",
+            retry_after_s=self._retry_s(places, class_name),
+        )
+
+    def _timeout(self, places: Sequence[PoolSlots], class_name: str, queue_s: float) -> QueueTimeout:
+        return QueueTimeout(
+            f"No slot of {_slots_of(places)} came free within {queue_s:g} s, as long as class '{class_name}' waits. "
+            "Try again later.",
+            param="model",
+            retry_after_s=self._retry_s(places, class_name),
+        )
+
+    def _retry_s(self, places: Sequence[PoolSlots], class_name: str) -> float:
+        """When somebody who came now would have its turn, where that is soonest."""
+        now_s, priority = self._clock(), self._classes[class_name].priority
+        return min(
+            pool.drain.wait_s(
+                class_name,
+                pool.queue.waiting(class_name),
+                sum(waiting for other, waiting in pool.queue.by_priority() if other <= priority),
+                min(pool.granted, pool.capacity),
+                now_s,
+            )
+            for pool in places
+        )
+
+
+def _slots_of(places: Sequence[PoolSlots]) -> str:
+    pools = ", ".join(f"'{pool.name}'" for pool in places)
+    return f"slots of pool{'s' if len(places) > 1 else ''} {pools}"
