@@ -110,6 +110,7 @@ class Dispatcher:
                     ticket.slot = slot = await self._wait(pools, request, fit, caller, record)
                     candidates = choose(order, self._fleet.snapshot(), fit.pools, self._rng)
                 candidates = beginning_with(slot.pool, candidates)
+                journey.may_enter = slot.move
             outcome = await self._attempts.run(journey, candidates)
         except GatewayError as exc:
             usage = journey.cut_off() if journey.first_byte_at is not None else None  # an error reply costs nothing

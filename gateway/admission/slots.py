@@ -47,6 +47,21 @@ class PoolSlots:
         return min(self.granted, self.capacity) - self.held
 
     @property
+    def has_room(self) -> bool:
+        """For one that comes now: nobody is overtaken."""
+        return self.free > 0 and not self.queue
+
+    def add(self, priority: int) -> None:
+        self.running[priority] = self.running.get(priority, 0) + 1
+
+    def remove(self, priority: int) -> None:
+        left = self.running[priority] - 1
+        if left:
+            self.running[priority] = left
+        else:
+            del self.running[priority]
+
+    @property
     def may_grow(self) -> bool:
         """More may be had by asking for it."""
         return not self.is_short and self.granted < self.capacity
@@ -62,27 +77,33 @@ class PoolSlots:
 class Slot:
     """The right to run one request on `pool`. Owned by whoever got it, who gives it back; twice does no harm."""
 
-    __slots__ = ("_bound", "_give_back", "_priority", "_since_s", "pool")
+    __slots__ = ("_bound", "_owner", "_priority", "_since_s", "pool")
 
-    def __init__(
-        self,
-        pool: str,
-        bound: PoolSlots | None,
-        priority: int,
-        since_s: float,
-        give_back: Callable[[PoolSlots, int, float], None],
-    ) -> None:
+    def __init__(self, owner: Slots, pool: str, bound: PoolSlots | None, priority: int, since_s: float) -> None:
         """`bound` None: the pool has no bound."""
         self.pool = pool
+        self._owner = owner
         self._bound = bound
         self._priority = priority
         self._since_s = since_s
-        self._give_back = give_back
 
     def release(self) -> None:
         bound, self._bound = self._bound, None
         if bound is not None:
-            self._give_back(bound, self._priority, self._since_s)
+            self._owner.give_back(bound, self._priority, self._since_s)
+
+    def move(self, pool: str) -> bool:
+        """The request goes on at another pool, if that has a slot for whoever comes now; else nothing changes."""
+        if pool == self.pool:
+            return True
+        bound = self._owner.bound_of(pool)
+        if bound is not None and not bound.has_room:
+            return False
+        self.release()
+        self.pool, self._bound, self._since_s = pool, bound, self._owner.now_s()
+        if bound is not None:
+            bound.add(self._priority)
+        return True
 
 
 class Slots:
@@ -121,9 +142,11 @@ class Slots:
         for name in pools:
             pool = self._pools.get(name)
             if pool is None:
-                return Slot(name, None, 0, 0.0, self._give_back)
-            if pool.free > 0 and not pool.queue:
-                return self._slot(pool, self._classes[class_name].priority)
+                return Slot(self, name, None, 0, 0.0)
+            if pool.has_room:
+                priority = self._classes[class_name].priority
+                pool.add(priority)
+                return Slot(self, name, pool, priority, self._clock())
         return None
 
     async def wait(self, pools: Sequence[str], class_name: str, user: str, cost: int) -> Slot:
@@ -170,15 +193,27 @@ class Slots:
                     if not waiter.future.done():
                         waiter.future.set_exception(self._full([pool], class_name))
 
-    # --- within -------------------------------------------------------------------------------------------------------
+    # --- for a slot ---------------------------------------------------------------------------------------------------
 
-    def _slot(self, pool: PoolSlots, priority: int) -> Slot:
-        pool.running[priority] = pool.running.get(priority, 0) + 1
-        return Slot(pool.name, pool, priority, self._clock(), self._give_back)
+    def bound_of(self, pool: str) -> PoolSlots | None:
+        return self._pools.get(pool)
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    def give_back(self, pool: PoolSlots, priority: int, since_s: float) -> None:
+        pool.remove(priority)
+        pool.drain.held(self._clock() - since_s)
+        if pool.free > 0:
+            self._pump(pool)
+        else:
+            self.kick()  # it is another process's now
+
+    # --- within -------------------------------------------------------------------------------------------------------
 
     def _given(self, name: str, priority: int) -> Slot:
         """`_pump` has counted it already."""
-        return Slot(name, self._pools[name], priority, self._clock(), self._give_back)
+        return Slot(self, name, self._pools[name], priority, self._clock())
 
     def _given_meanwhile(self, waiter: Waiter) -> Slot | None:
         future = waiter.future
@@ -186,24 +221,12 @@ class Slots:
             return self._given(future.result(), waiter.priority)
         return None
 
-    def _give_back(self, pool: PoolSlots, priority: int, since_s: float) -> None:
-        left = pool.running[priority] - 1
-        if left:
-            pool.running[priority] = left
-        else:
-            del pool.running[priority]
-        pool.drain.held(self._clock() - since_s)
-        if pool.free > 0:
-            self._pump(pool)
-        else:
-            self.kick()  # it is another process's now
-
     def _pump(self, pool: PoolSlots) -> None:
         now_s = self._clock()
         while pool.free > 0 and (waiter := pool.queue.pop(now_s)) is not None:
             if waiter.future.done():
                 continue  # it has left, and has not been here since to say so
-            pool.running[waiter.priority] = pool.running.get(waiter.priority, 0) + 1
+            pool.add(waiter.priority)
             pool.drain.moved(waiter.class_name, now_s)
             waiter.future.set_result(pool.name)
 

@@ -49,13 +49,16 @@ class Attempts:
         """Answers the caller with the reply of the first candidate that gives one. Raises UpstreamError.
 
         A failed attempt is followed by another while `retry.py` says that it may help, the caller has got nothing, and
-        the budget holds: attempts, time, share of all requests. Refused connections have a bound of their own.
+        the budget holds: attempts, time, share of all requests. Refused connections have a bound of their own. A pool
+        that is full is passed over.
         """
         self._budget.request()
         began_s = time.monotonic()
         deadlines = self._deadlines
         asked = refused = 0
-        for replica in candidates[:-1]:
+        rest = iter(candidates)
+        replica = next(rest)
+        while True:
             try:
                 return await self._try(journey, replica, deadlines)
             except UpstreamError as exc:
@@ -70,13 +73,14 @@ class Attempts:
                     or refused >= MAX_REFUSED
                     or asked >= self._retry.attempts
                     or spent_s > self._retry.within_s
+                    or (after := next((r for r in rest if journey.may_enter(r.pool)), None)) is None
                     or (asked and not self._budget.take())
                 ):
                     raise
                 # not the message: an engine's words may repeat the request, and hold line breaks
                 log.warning("request %s goes on from replica %s: %s", journey.request.id, replica.id, exc.code)
                 deadlines = replace(deadlines, total_s=max(0.001, self._deadlines.total_s - spent_s))
-        return await self._try(journey, candidates[-1], deadlines)
+                replica = after
 
     async def _try(self, journey: Journey, replica: ReplicaRecord, deadlines: Deadlines) -> Outcome:
         record = journey.record

@@ -233,3 +233,24 @@ async def test_processes_share_the_places_in_the_queue() -> None:
         task.cancel()
     for slot in taken:
         slot.release()
+
+
+async def test_a_request_that_goes_on_at_another_pool_takes_a_slot_there_and_leaves_its_own() -> None:
+    world = World("a", "b", bound=1)
+    slot = world.take("batch", "a")
+    assert slot.move("a") and slot.move("b")
+    assert [pool.held for pool in world.slots.pools()] == [0, 1]
+    assert slot.move("cloud")
+    slot.release()
+    assert [pool.held for pool in world.slots.pools()] == [0, 0]
+
+
+async def test_a_request_cannot_go_on_at_a_pool_that_is_full() -> None:
+    world = World("a", "b", bound=1)
+    slot, other = world.take("batch", "a"), world.take("batch", "b")
+    assert not slot.move("b") and slot.pool == "a"
+    other.release()
+    task = await world.waiting("batch", "a", "b")
+    assert (await task).pool == "b"
+    slot.release()
+    assert [pool.held for pool in world.slots.pools()] == [0, 1]
