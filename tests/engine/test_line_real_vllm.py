@@ -65,7 +65,12 @@ async def line(
         workers={"vllm": vllm_command, "load_s": READY_S},
         classes={"interactive": {"priority": 0}, "batch": {"priority": 10}},
         pools={
-            "smollm2": {"model": str(models_dir / "SmolLM2-135M-Instruct"), "max_model_len": 1024} | common,
+            "smollm2": {
+                "model": str(models_dir / "SmolLM2-135M-Instruct"),
+                "max_model_len": 1024,
+                "max_in_flight": 4,
+            }
+            | common,
             "tiny": {
                 "model": str(models_dir / "tiny-random"),
                 "max_model_len": 512,
@@ -233,6 +238,18 @@ async def test_limits_of_a_run_time_key_hold(line: RealLine) -> None:
             await limited.chat.completions.create(model="tiny", messages=FRANCE, max_tokens=2)
     assert int(refused.value.response.headers["retry-after"]) >= 1
     assert refused.value.response.headers["x-ratelimit-limit-requests"] == "2"
+
+
+async def test_more_requests_than_slots_wait_their_turn_and_all_are_answered(line: RealLine) -> None:
+    asked = [asyncio.create_task(line.post(max_tokens=24, ignore_eos=True)) for _ in range(12)]
+    loads: list[int] = []
+    while not all(task.done() for task in asked):
+        load = (await line.replica("smollm2"))["load"]
+        loads.append(load["running"] + load["waiting"])
+    replies = [await task for task in asked]
+    assert [reply.status_code for reply in replies] == [200] * 12
+    assert sum("x-poolgate-queue-ms" in reply.headers for reply in replies) >= 8
+    assert 0 < max(loads) <= 4
 
 
 async def test_caller_that_leaves_ends_the_generation(line: RealLine) -> None:
