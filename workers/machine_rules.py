@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gateway.config.schema import slots_of
 from workers.facts import Facts, PortUse
 from workers.finding import Finding, Part, Severity
 
@@ -20,9 +21,23 @@ def machine_findings(facts: Facts) -> Iterator[Finding]:
     yield from _keys(facts)
     for key, trouble in facts.outside:
         yield Finding(Severity.ERROR, Part.GATEWAY, key, trouble.fact, trouble.way_out)
+    yield from _bounds(facts)
     for variable, key in facts.overrides:
         fact = f"comes from the environment variable {variable}, not from the file"
         yield Finding(Severity.HINT, Part.HOST, key, fact, "unset it to have the file's value")
+
+
+def _bounds(facts: Facts) -> Iterator[Finding]:
+    bounded = slots_of(facts.config.pools)
+    for name in facts.config.pools:
+        if name not in bounded:
+            yield Finding(
+                Severity.HINT,
+                Part.GATEWAY,
+                f"pools.{name}.max_in_flight",
+                "is not set, nor is max_num_seqs: however many requests come, all are sent to the engine at once",
+                "set it to what one replica works on well at once; more then wait by class (docs/queues.md)",
+            )
 
 
 def _commands(facts: Facts) -> Iterator[Finding]:

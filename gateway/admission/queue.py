@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from itertools import islice
 
-QUANTUM = 4096  # tokens that a user's turn is worth
+QUANTUM = 512  # tokens that a user's turn is worth
 AGED_PART = 0.5  # a request that has waited for this part of its class's `queue_s` is aged
 AGED_EVERY = 10  # of so many that leave the queue one may be an aged request of a class that would not be its turn
 
@@ -106,6 +106,21 @@ class Queue:
     def by_priority(self) -> Iterator[tuple[int, int]]:
         """(priority, how many wait), any order."""
         return ((priority, len(tier.waiters)) for priority, tier in self._tiers.items())
+
+    def hoarded(self, class_name: str, user: str) -> Waiter | None:
+        """The last request of the class from the user who has most of them waiting, if `user` has at least two fewer.
+
+        It gives its place to `user`: a queue filled by one caller would else be closed to all others.
+        """
+        counts: dict[str, int] = {}
+        last: dict[str, Waiter] = {}
+        for tier in self._tiers.values():
+            for waiter in tier.waiters:
+                if waiter.class_name == class_name:
+                    counts[waiter.user] = counts.get(waiter.user, 0) + 1
+                    last[waiter.user] = waiter
+        most = max(counts, key=lambda name: counts[name], default=None)
+        return None if most is None or counts[most] < counts.get(user, 0) + 2 else last[most]
 
     def newest(self, class_name: str, count: int) -> list[Waiter]:
         """The last `count` of the class that came."""

@@ -157,11 +157,12 @@ class Slots:
         rules = self._classes[class_name]
         places = [self._pools[name] for name in pools]
         if all(self._is_full(pool, class_name) for pool in places):
-            raise self._full(places, class_name)
+            self._make_place(places, class_name, user)
         began_s = self._clock()
         waiter = Waiter(class_name, rules.priority, user, cost, began_s, rules.queue_s)
         for pool in places:
             pool.queue.add(waiter)
+            self._pump(pool)
         self.kick()
         given: Slot | None = None
         try:
@@ -229,6 +230,18 @@ class Slots:
             pool.add(waiter.priority)
             pool.drain.moved(waiter.class_name, now_s)
             waiter.future.set_result(pool.name)
+
+    def _make_place(self, places: Sequence[PoolSlots], class_name: str, user: str) -> None:
+        """Refuses the last request of whoever has most of them waiting, or raises PoolFull for the one at hand."""
+        for pool in places:
+            hoarded = pool.queue.hoarded(class_name, user)
+            if hoarded is not None:
+                refused = self._full([pool], class_name)
+                hoarded.leave()
+                if not hoarded.future.done():
+                    hoarded.future.set_exception(refused)
+                return
+        raise self._full(places, class_name)
 
     def _queue_max(self, pool: PoolSlots, class_name: str) -> int:
         """This process's part of it."""

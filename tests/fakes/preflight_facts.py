@@ -26,8 +26,11 @@ CARDS = (
 
 
 def facts_of(pools: dict[str, dict[str, Any]], sections: dict[str, Any] | None = None, **known: Any) -> Facts:
-    """A machine that lacks nothing, unless `known` says so. Each pool without model and urls gets MODEL."""
-    pools = {name: pool if "urls" in pool else {"model": MODEL, **pool} for name, pool in pools.items()}
+    """A machine that lacks nothing, unless `known` says so. One without model and urls gets MODEL; all are bounded."""
+    pools = {
+        name: {"max_in_flight": 8, **({} if "urls" in pool else {"model": MODEL}), **pool}
+        for name, pool in pools.items()
+    }
     first = next(iter(pools))
     data = {"pools": pools, "routes": {"r": {"targets": [{"pool": first}]}}, **(sections or {})}
     loaded = parse(data, Path("/etc/poolgate/config.toml"))

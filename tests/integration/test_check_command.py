@@ -80,7 +80,7 @@ def sound(folder: Path, model: Path | str, **sections: Any) -> Path:
         **{
             "gateway": {"port": free_port(), "state_dir": "state"},
             "workers": {"vllm": FAKE_VLLM},
-            "pools": {"a": {"model": str(model), "replicas": [{"gpus": []}]}},
+            "pools": {"a": {"model": str(model), "max_in_flight": 8, "replicas": [{"gpus": []}]}},
             "routes": {"chat": {"targets": [{"pool": "a"}]}},
             **sections,
         },
@@ -305,7 +305,7 @@ def one_gpu(tmp_path: Path) -> dict[str, str]:
 
 async def test_gpus_are_held_against_what_nvidia_smi_shows(tmp_path, model, one_gpu):
     replicas = [{"gpus": [0]}, {"gpus": [1]}, {"gpus": ["MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"]}]
-    path = sound(tmp_path, model, pools={"a": {"model": str(model), "replicas": replicas}})
+    path = sound(tmp_path, model, pools={"a": {"model": str(model), "max_in_flight": 8, "replicas": replicas}})
     answer = await check(path, env=one_gpu)
     assert answer.code == 1
     missing = answer.finding("pools.a.replicas[1].gpus")

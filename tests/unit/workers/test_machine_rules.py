@@ -42,6 +42,14 @@ def test_a_taken_port_whose_holder_cannot_be_seen():
     assert "a process of another user" in the_one(found(port=PortUse("taken")), "gateway.port").fact
 
 
+@pytest.mark.parametrize("bound", [{"max_in_flight": 64}, {"max_in_flight": None, "max_num_seqs": 64}])
+def test_a_pool_that_is_sent_whatever_comes_gets_a_hint(bound):
+    free = {"urls": ["http://10.0.0.1:8000"], "max_in_flight": None}
+    finding = the_one(findings(facts_of({"a": bound, "b": free})), "pools.b.max_in_flight")
+    assert finding.severity is Severity.HINT
+    assert "all are sent to the engine at once" in finding.fact
+
+
 def test_a_port_that_this_very_gateway_holds_is_a_hint():
     finding = the_one(found(port=PortUse("taken", pid=5, program="poolgate", is_ours=True)), "gateway.port")
     assert finding.severity is Severity.HINT

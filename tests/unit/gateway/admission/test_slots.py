@@ -48,7 +48,7 @@ class World:
 
     async def waiting(self, class_name: str = "interactive", *pools: str, user: str = "user:a") -> asyncio.Task[Slot]:
         """One that stands in the queue now."""
-        task = asyncio.create_task(self.slots.wait(pools or ("chat",), class_name, user, 100))
+        task = asyncio.create_task(self.slots.wait(pools or ("chat",), class_name, user, 1000))
         await asyncio.sleep(0)
         return task
 
@@ -110,7 +110,7 @@ async def test_a_full_queue_refuses_with_the_time_to_come_back_and_keeps_nothing
     taken.append(world.take())
     waiting = [await world.waiting("batch") for _ in range(2)]
     with pytest.raises(PoolFull, match="2 requests of class 'batch' wait already") as caught:
-        await world.slots.wait(["chat"], "batch", "user:b", 1)
+        await world.slots.wait(["chat"], "batch", "user:a", 1)
     assert caught.value.retry_after_s == pytest.approx(3 * 3.0 / 2)  # two are ahead, two slots of 3 s each
     assert len(world.pool.queue) == 2
     interactive = await world.waiting("interactive")  # another class has places of its own
@@ -254,3 +254,22 @@ async def test_a_request_cannot_go_on_at_a_pool_that_is_full() -> None:
     assert (await task).pool == "b"
     slot.release()
     assert [pool.held for pool in world.slots.pools()] == [0, 1]
+
+
+async def test_a_queue_that_one_user_has_filled_is_open_to_others() -> None:
+    world = World()
+    taken = [world.take(), world.take()]
+    hoard = [await world.waiting(user="user:hoard") for _ in range(4)]
+    modest = [await world.waiting(user="user:modest") for _ in range(2)]
+    for crowded_out in (hoard[3], hoard[2]):
+        with pytest.raises(PoolFull, match="4 requests"):
+            await crowded_out
+    for user in ("user:hoard", "user:modest"):  # two each: nobody has to make room
+        with pytest.raises(PoolFull):
+            await world.slots.wait(["chat"], "interactive", user, 1)
+    taken[0].release()
+    taken[1].release()
+    assert {task.done() for task in (hoard[0], modest[0])} == {False}  # they have not run since
+    assert [(await task).pool for task in (hoard[0], modest[0])] == ["chat", "chat"]
+    for task in (hoard[1], modest[1]):
+        task.cancel()
