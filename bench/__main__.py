@@ -8,46 +8,31 @@ python -m bench request stream --only gateway     a single measurement while dev
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
 
 from bench import install, machine
-from bench.children import ROOT, Children, Cores, RunFailed
+from bench.children import ROOT, Children, Cores
+from bench.command import RESULTS, busy_remarks, exit_code, require_cores, say, write
 from bench.figures import FIGURES, IDLE_STEPS, STEPS, TARGETS, Samples
 from bench.measure import QUICK, Sizes
 from bench.profiles import Profiler
 from bench.report import Run, markdown, named
 from bench.rounds import START, Bench
 
-RESULTS = ROOT / "bench/results"
 PROFILES = ROOT / ".poolgate/profiles"
 ALWAYS = ("gateway", "nginx", "vllm-router")
-PLOT_S = 120.0
-BUSY_LOAD = 1.0  # processes that wanted a core, mean of the last minute
 
 
 def main() -> int:
     given = arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    try:
-        return run(given)
-    except KeyboardInterrupt:
-        print("bench: stopped", file=sys.stderr)
-        return 130
-    except RunFailed as exc:
-        print(f"bench: {exc}", file=sys.stderr)
-        return 1
+    return exit_code(lambda: run(given))
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -111,14 +96,13 @@ def run(given: argparse.Namespace) -> int:
     )
     print(markdown(result))
     if given.out:
-        write(result, given.out, name)
+        write(given.out, name, markdown(result), chart(result))
     return 1 if result.samples.failures() else 0
 
 
 def remarks(given: argparse.Namespace, sizes: Sizes, load: float) -> list[str]:
     found = ["A smoke run: too short to say more than that everything runs."] if given.quick else []
-    if load > BUSY_LOAD:
-        found.append(f"The machine was busy before the run (load {load:.1f}): all figures are rough.")
+    found += busy_remarks(load)
     steps = machine.idle_steps(sizes.idle_steps, machine.open_files_limit())
     if "memory" in given.steps and tuple(steps) != IDLE_STEPS:
         held, named_so = (" and ".join(f"{step:,}" for step in some) for some in (steps, IDLE_STEPS))
@@ -131,15 +115,6 @@ def remarks(given: argparse.Namespace, sizes: Sizes, load: float) -> list[str]:
     return found
 
 
-def require_cores(*lists: str) -> None:
-    """Raises RunFailed when a core is not ours to use, or would have to do two things."""
-    wanted = [int(core) for cores in lists for core in cores.split(",")]
-    if missing := set(wanted) - os.sched_getaffinity(0):
-        raise RunFailed(f"core {', '.join(map(str, sorted(missing)))} is not there; see --cores and --load-cores")
-    if len(set(wanted)) != len(wanted):
-        raise RunFailed("the measured one and the load need cores of their own: two cores at least")
-
-
 def prepare(given: argparse.Namespace) -> None:
     programs = [name for name in ("nginx",) if name in given.contenders] + ["wrk"] * ("request" in given.steps)
     install.programs(programs)
@@ -147,19 +122,6 @@ def prepare(given: argparse.Namespace) -> None:
         install.environment(install.PEERS_VENV, install.PEERS)
     if "litellm" in given.contenders:
         install.environment(install.LITELLM_VENV, install.LITELLM)
-
-
-def write(result: Run, folder: Path, name: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    report = folder / f"{name}.md"
-    report.write_text(markdown(result))
-    command = [str(install.PEERS_VENV / "bin/python"), str(ROOT / "bench/plot.py"), str(folder / result.image)]
-    done = subprocess.run(
-        command, input=json.dumps(chart(result)), capture_output=True, text=True, timeout=PLOT_S, check=False
-    )
-    if done.returncode != 0:
-        raise RunFailed(f"{report} is written, but no chart: {done.stderr.strip()[-500:]}")
-    say(f"written: {report} and {result.image}")
 
 
 def chart(result: Run) -> dict[str, object]:
@@ -176,14 +138,6 @@ def chart(result: Run) -> dict[str, object]:
             limit = limits.get(figure.id)
             panels.append({"title": named(figure), "digits": figure.digits, "limit": limit, "bars": bars})
     return {"title": result.title, "panels": panels}
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _interrupt(signum: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import httptools
 import msgspec
@@ -89,10 +89,34 @@ USAGE = event([], usage=_USAGE)
 DONE = chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
+def load_gauges(running: int, waiting: int, kv_use: float) -> str:
+    label = f'{{model_name="{SERVED_NAME}"}}'
+    return (
+        f"vllm:num_requests_running{label} {running}\nvllm:num_requests_waiting{label} {waiting}\n"
+        f"vllm:kv_cache_usage_perc{label} {kv_use:.3f}\n"
+    )
+
+
+class Serving(Protocol):
+    """What a connection needs of the engine behind it."""
+
+    opening: bytes  # what a stream gets at once
+    tokens: int
+    requests: int
+    is_finishing: bool
+
+    def add(self, stream: Connection) -> None: ...
+
+    def lost(self, connection: Connection) -> None: ...
+
+    def metrics(self) -> str: ...
+
+
 class Engine:
     """All open streams, in as many slices as a round has ticks, and what has been counted."""
 
     def __init__(self, tick_s: float, slices: int, tokens: int) -> None:
+        self.opening = HEAD + FIRST
         self.tokens = tokens
         self.requests = self.aborted = 0
         self.is_finishing = False
@@ -122,12 +146,8 @@ class Engine:
                     streams.discard(stream)
 
     def metrics(self) -> str:
-        label = f'{{model_name="{SERVED_NAME}"}}'
-        return (
-            f"vllm:num_requests_running{label} {self.running}\nvllm:num_requests_waiting{label} 0\n"
-            f"vllm:kv_cache_usage_perc{label} 0.1\n"
-            f"fake:requests_total {self.requests}\nfake:aborted_total {self.aborted}\n"
-        )
+        counted = f"fake:requests_total {self.requests}\nfake:aborted_total {self.aborted}\n"
+        return load_gauges(self.running, 0, 0.1) + counted
 
 
 class Connection(asyncio.Protocol):
@@ -135,7 +155,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = ("_body", "_engine", "_left", "_parser", "_transport", "_url", "_wants_usage")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Serving) -> None:
         self._engine = engine
         self._parser = httptools.HttpRequestParser(self)
         self._wants_usage = False
@@ -181,8 +201,13 @@ class Connection(asyncio.Protocol):
         else:
             self._wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
             self._left = self._engine.tokens
-            self._transport.write(HEAD + FIRST)
+            self._transport.write(self._engine.opening)
             self._engine.add(self)
+
+    def begin(self, tokens: int) -> None:
+        """The first event of a stream that had none, which will have so many tokens."""
+        self._left = tokens
+        self._transport.write(FIRST)
 
     def step(self, is_finishing: bool) -> bool:
         """One chunk, or the end; False: that was the end."""

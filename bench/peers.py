@@ -63,11 +63,11 @@ def start_nginx(children: Children, folder: Path, upstream_port: int) -> Contend
     return Contender("nginx", Target(port, SERVED_NAME, KEY), main)
 
 
-def start_vllm_router(children: Children, folder: Path, upstream_port: int) -> Contender:
+def start_vllm_router(children: Children, folder: Path, *upstream_ports: int) -> Contender:
     """round_robin: its other policies look at the prompt, for a choice that one worker does not leave."""
     port = free_port()
     command = [str(PEERS_VENV / "bin/vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker-urls", f"http://127.0.0.1:{upstream_port}", "--policy", "round_robin"]
+    command += ["--worker-urls", *(f"http://127.0.0.1:{each}" for each in upstream_ports), "--policy", "round_robin"]
     command += ["--prometheus-port", str(free_port()), "--log-level", "warning"]
     main = children.start(f"vllm-router-{folder.name}", command, cores=children.cores.measured)
     return Contender("vllm-router", Target(port, SERVED_NAME, KEY), main)

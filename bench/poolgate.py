@@ -1,4 +1,5 @@
-"""Starts Poolgate with all that it does switched on, and the Redis that it needs. Called by rounds.py.
+"""Starts Poolgate with all that it does switched on, and the Redis that it needs. Called by rounds.py;
+overload/gateway.py uses its parts.
 
 On the way of every request: a key made at run time, limits of key and user that are charged and never refuse, an alias
 that becomes the engine's name, a cap on output tokens, an access record, metrics.
@@ -54,7 +55,7 @@ max_output_tokens = 1024
 
 
 def start(children: Children, folder: Path, upstream_port: int) -> Contender:
-    redis, socket = _start_redis(children, folder)
+    redis, socket = start_redis(children, folder)
     port = free_port()
     config = folder / "config.toml"
     config.write_text(
@@ -70,13 +71,15 @@ def start(children: Children, folder: Path, upstream_port: int) -> Contender:
             alias=ALIAS,
         )
     )
-    key = _make_key(config)
+    limits = ("--rpm", REQUESTS_PER_MIN, "--tpm", TOKENS_PER_MIN, "--in-flight", IN_FLIGHT)
+    key = make_key(config, "bench", "--user", "bench", *limits)
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(config)]
     main = children.start(f"gateway-{folder.name}", command, cores=children.cores.measured, out="access.jsonl")
     return Contender("gateway", Target(port, ALIAS, key), main, [redis])
 
 
-def _start_redis(children: Children, folder: Path) -> tuple[Child, Path]:
+def start_redis(children: Children, folder: Path) -> tuple[Child, Path]:
+    """An empty one and its socket, ready. Raises RunFailed where there is none to start."""
     socket = folder / "redis.sock"
     try:
         binary = str(find_binary())
@@ -93,11 +96,11 @@ def _start_redis(children: Children, folder: Path) -> tuple[Child, Path]:
     return child, socket
 
 
-def _make_key(config: Path) -> str:
-    limits = ["--rpm", REQUESTS_PER_MIN, "--tpm", TOKENS_PER_MIN, "--in-flight", IN_FLIGHT]
-    command = [sys.executable, "-m", "gateway", "keys", "create", "bench", "--config", config, "--user", "bench"]
+def make_key(config: Path, name: str, *options: object) -> str:
+    """The key itself. Raises RunFailed where none could be made."""
+    command = [sys.executable, "-m", "gateway", "keys", "create", name, "--config", config]
     done = subprocess.run(
-        [str(word) for word in (*command, *limits)],
+        [str(word) for word in (*command, *options)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

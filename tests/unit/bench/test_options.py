@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from bench.__main__ import RESULTS, arguments, chart, require_cores
-from bench.children import RunFailed
+from bench.__main__ import arguments, chart
+from bench.command import RESULTS
 from bench.figures import STEPS, Sample, Samples
 from bench.machine import idle_steps
 from bench.report import Run
@@ -41,14 +39,6 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(
     with pytest.raises(SystemExit):
         arguments(argv)
     assert "there are" in capsys.readouterr().err
-
-
-def test_measured_and_load_may_not_share_a_core() -> None:
-    ours = str(min(os.sched_getaffinity(0)))
-    with pytest.raises(RunFailed, match="cores of their own"):
-        require_cores(ours, ours)
-    with pytest.raises(RunFailed, match="99999"):
-        require_cores(ours, "99999")
 
 
 def test_idle_streams_are_as_many_as_the_open_files_allow() -> None:
