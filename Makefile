@@ -3,7 +3,7 @@
 #   CONFIG=my.toml       what to serve
 #   DEVICE=cpu|nvidia    which vLLM to install; default: nvidia where there is an NVIDIA GPU
 #   TORCH_INDEX=…        a package index that carries PyTorch's CPU builds, where pip does not know one
-#   ARGS="-k name"       more arguments for pytest, or for `python -m bench`
+#   ARGS="-k name"       more arguments for pytest, or for `python -m bench` and `python -m bench.overload`
 #   WORKERS=4            test files that run side by side; 0: one after the other, with output as it comes
 
 CONFIG ?= config.toml
@@ -13,7 +13,7 @@ WORKERS ?= 2
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench imports clean
+.PHONY: help serve test check bench bench-overload imports clean
 
 # A name on PATH may still fail (version managers put placeholders there), so each candidate is run.
 find-python = for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3); do \
@@ -26,6 +26,7 @@ help:
 	@echo 'make test     install what tests need, then run all that need no GPU, real vLLM on the CPU included'
 	@echo 'make check    ruff and mypy'
 	@echo 'make bench    what the gateway costs beside nginx and vllm-router, in bench/results (about 11 minutes, a quiet machine)'
+	@echo 'make bench-overload    what callers get of engines asked for five times what they can do (about 7 minutes, likewise)'
 	@echo 'make imports  which package imports which'
 	@echo 'make clean    remove what was installed and built; keys and Redis data in .poolgate stay'
 
@@ -49,6 +50,10 @@ check:
 bench:
 	$(prepare) check
 	@exec .venv/bin/python -m bench $(ARGS)
+
+bench-overload:
+	$(prepare) check
+	@exec .venv/bin/python -m bench.overload $(ARGS)
 
 imports:
 	$(prepare) check
