@@ -17,7 +17,6 @@ from bench.overload.capacity import SLOTS
 from bench.poolgate import make_key, start_redis
 from bench.request import Target
 
-HAS_QUEUES = False  # whether the gateway knows the keys below
 ROUTE = "bench"
 
 _CONFIG = """\
@@ -32,11 +31,13 @@ url = "unix://{socket}"
 
 [classes.interactive]
 priority = 0
-{interactive_queue}
+queue_s = 8
+queue_max = 256
 
 [classes.batch]
 priority = 10
-{batch_queue}
+queue_s = 8
+queue_max = 64
 
 {users}
 
@@ -44,14 +45,11 @@ priority = 10
 urls = [{urls}]
 served_name = "{served_name}"
 max_model_len = 8192
-{pool_bound}
+max_in_flight = {slots}
 
 [routes.{route}]
 targets = [{{ pool = "bench" }}]
 """
-_INTERACTIVE_QUEUE = "queue_s = 8\nqueue_max = 256"
-_BATCH_QUEUE = "queue_s = 8\nqueue_max = 64"
-_POOL_BOUND = f"max_in_flight = {SLOTS}"
 
 
 def config_text(port: int, folder: Path, socket: Path, upstream_ports: Sequence[int]) -> str:
@@ -59,12 +57,10 @@ def config_text(port: int, folder: Path, socket: Path, upstream_ports: Sequence[
         port=port,
         folder=folder,
         socket=socket,
-        interactive_queue=_INTERACTIVE_QUEUE if HAS_QUEUES else "",
-        batch_queue=_BATCH_QUEUE if HAS_QUEUES else "",
         users="\n".join(f"[users.{caller.name}]" for caller in CALLERS),
         urls=", ".join(f'"http://127.0.0.1:{each}"' for each in upstream_ports),
         served_name=SERVED_NAME,
-        pool_bound=_POOL_BOUND if HAS_QUEUES else "",
+        slots=SLOTS,
         route=ROUTE,
     )
 

@@ -6,7 +6,9 @@ import tomllib
 from pathlib import Path
 
 from bench.overload.arrivals import CALLERS
+from bench.overload.capacity import SLOTS
 from bench.overload.gateway import ROUTE, config_text
+from bench.overload.rounds import Sizes
 from gateway.config.load import load
 
 
@@ -23,3 +25,9 @@ def test_every_caller_has_a_user_of_its_own_and_a_class() -> None:
     assert set(text["users"]) == {caller.name for caller in CALLERS}
     assert set(text["classes"]) == {caller.class_name for caller in CALLERS}
     assert text["classes"]["interactive"]["priority"] < text["classes"]["batch"]["priority"]
+
+
+def test_an_engine_gets_no_more_than_it_serves_and_nobody_waits_longer_than_he_has_patience() -> None:
+    text = tomllib.loads(config_text(1, Path("/f"), Path("/s"), [2]))
+    assert text["pools"]["bench"]["max_in_flight"] == SLOTS
+    assert all(each["queue_s"] < Sizes().patience_s for each in text["classes"].values())
