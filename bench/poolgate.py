@@ -1,7 +1,7 @@
 """Starts Poolgate with all that it does switched on, and the Redis that it needs. Called by rounds.py;
 overload/gateway.py uses its parts.
 
-On the way of every request: a key made at run time, limits of key and user that are charged and never refuse, an alias
+On the way of every request: a key made at run time, limits of key and user that are charged and never refuse, slots of the pool, an alias
 that becomes the engine's name, a cap on output tokens, an access record, metrics.
 """
 
@@ -46,6 +46,7 @@ limits = {{ requests_per_min = {requests}, tokens_per_min = {tokens}, in_flight 
 urls = ["http://127.0.0.1:{upstream_port}"]
 served_name = "{served_name}"
 max_model_len = 8192
+max_in_flight = {in_flight}
 
 [routes.bench]
 aliases = ["{alias}"]
