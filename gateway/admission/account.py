@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from gateway.admission.limits import Kind, Limit
+from gateway.admission.limits import TOKEN_KINDS, Kind, Limit
 from gateway.admission.local import Ledger
 from gateway.admission.slots import Slot
 from gateway.domain.outcome import Outcome
@@ -21,7 +21,7 @@ FOREVER = float("inf")
 
 
 class Told(NamedTuple):
-    """The tightest limit of each kind as Redis last told it; `free` is what is left beyond the lease."""
+    """The tightest limit a minute of each kind as Redis last told it; `free` is what is left beyond the lease."""
 
     limit_requests: int | None = None
     free_requests: int = 0
@@ -134,7 +134,7 @@ class Account:
         self.keeper = keeper
         self.clock = clock
         self.request_ledgers = tuple(ledger for ledger in ledgers if ledger.kind is Kind.REQUESTS)
-        self.token_ledgers = tuple(ledger for ledger in ledgers if ledger.kind is Kind.TOKENS)
+        self.token_ledgers = tuple(ledger for ledger in ledgers if ledger.kind in TOKEN_KINDS)
         self.slot_ledgers = tuple(ledger for ledger in ledgers if ledger.kind is Kind.IN_FLIGHT)
         self.has_windows = bool(self.request_ledgers or self.token_ledgers)
         self.lease = Lease(None, -FOREVER, -FOREVER, 0, 0, None)

@@ -4,6 +4,9 @@
 -- A window (requests or tokens per minute) is a hash: field "<Redis second>" = amount charged in that second, field
 -- "p<Redis second>" = how much of it was taken ahead of need. Units may be spent until 1 s after they were taken, and
 -- a bucket counts until its last possible spending is 60 s old: in no 60 s is more admitted than the limit.
+-- A day or month of tokens is a hash: field "<number of the period>" = amount charged in it, and "p<Redis second>" as
+-- above. A period ends at 00:00 UTC, and with it all that it holds. What was taken ahead counts for the period that it
+-- was taken in.
 -- Slots in flight are a hash: field "<process>" = "<slots held>:<end in ms>". Nobody renews a dead process's slots.
 -- All keys carry the hash tag {poolgate}; all have a TTL. Redis >= 6.2 (effects replication: TIME before writes).
 --
@@ -17,18 +20,47 @@
 -- Reply: last number executed before, processes alive, now in ms, then per take:
 --   {per ask 1 or 0, requests ahead, slots ahead, slots that may stay idle, 1 if little is left, per limit readings}
 --   readings: {used (with all of this take), taken ahead by anybody, newest second, second, amount, second, amount …};
---   the buckets only when an ask was refused. An exchange that is executed after a later one does nothing; its reply has no takes.
+--   the buckets only when an ask was refused. Of a period: {used, taken ahead by anybody, its end}. An exchange that is executed after a later one does nothing; its reply has no takes.
 
 local WINDOW_S = 60
 local KEEP_S = WINDOW_S + 1  -- a bucket counts for so many seconds after its own
 local AHEAD_S = 2            -- what was taken ahead so long ago is spent or given back
 local TTL_S = KEEP_S + 2
+local MARK_S = 3660          -- give-backs are repeated for an hour (holdings.py): for so long it is known what was done
+local DAY_S = 86400
 local PART = 4               -- at most 1/PART of what is left may lie idle with all processes together
 
 local clock = redis.call('TIME')
 local second = tonumber(clock[1])
 local now_ms = second * 1000 + math.floor(tonumber(clock[2]) / 1000)
 local ask = cjson.decode(ARGV[1])
+
+-- Days from 1970-01-01 to the first of a month (1 to 12) of the Gregorian calendar.
+local DAYS_BEFORE = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334}
+local function first_day(year, month)
+  local past = month > 2 and year or year - 1  -- the last year whose 29 February is over, if it had one
+  local leap_days = math.floor(past / 4) - math.floor(past / 100) + math.floor(past / 400) - 477  -- 477 before 1970
+  return 365 * (year - 1970) + leap_days + DAYS_BEFORE[month]
+end
+
+-- The calendar day and month of now, in UTC: begins <= second < ends.
+local function current_day()
+  local number = math.floor(second / DAY_S)
+  return {number = number, begins = number * DAY_S, ends = (number + 1) * DAY_S}
+end
+
+local function current_month()
+  local today = math.floor(second / DAY_S)
+  local year, month = 1970 + math.floor(today / 365), 12  -- or a year before
+  if first_day(year, 1) > today then year = year - 1 end
+  while first_day(year, month) > today do month = month - 1 end
+  local number = 12 * year + month - 1
+  local after = first_day(math.floor((number + 1) / 12), (number + 1) % 12 + 1)
+  return {number = number, begins = first_day(year, month) * DAY_S, ends = after * DAY_S}
+end
+
+local PERIODS = {tokens_per_day = current_day(), tokens_per_month = current_month()}
+local IS_TOKENS = {tokens_per_min = true, tokens_per_day = true, tokens_per_month = true}
 
 local function integer(number)
   return string.format('%.0f', number)  -- tostring() would write 1e+15
@@ -37,7 +69,7 @@ end
 -- 1. Too late?
 local last = tonumber(redis.call('GET', KEYS[2]) or '0')
 if last >= ask.number then return {last, 0, now_ms} end
-redis.call('SET', KEYS[2], integer(ask.number), 'EX', TTL_S)
+redis.call('SET', KEYS[2], integer(ask.number), 'EX', MARK_S)
 
 -- 2. Who is alive
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', integer(now_ms))
@@ -50,16 +82,23 @@ local sharing = math.max(alive, ask.processes)
 local windows, slots = {}, {}
 
 -- Forgets the buckets that count no more, also those that a clock which was set back has left in the future.
+-- A period is a window with one bucket. Key: {poolgate}:<kind>:<scope>, as limits.py has it.
 local function window(key)
   local known = windows[key]
   if known then return known end
-  known = {buckets = {}, used = 0, ahead = 0}
+  local period = PERIODS[string.match(key, '^{poolgate}:([%l_]+):')]
+  local begins, newest = second - KEEP_S, second + WINDOW_S
+  if period then begins, newest = period.begins, period.ends - 1 end
+  known = {buckets = {}, used = 0, ahead = 0, period = period, begins = begins, newest = newest}
   local flat = redis.call('HGETALL', key)
   for i = 1, #flat, 2 do
     local field, amount = flat[i], tonumber(flat[i + 1])
     local is_ahead = string.sub(field, 1, 1) == 'p'
     local bucket = tonumber(is_ahead and string.sub(field, 2) or field)
-    if bucket < second - (is_ahead and AHEAD_S or KEEP_S) or bucket > second + WINDOW_S or amount <= 0 then
+    local counts = bucket >= begins and bucket <= newest
+    if is_ahead then counts = counts and bucket >= second - AHEAD_S
+    elseif period then counts = bucket == period.number end
+    if not counts or amount <= 0 then
       redis.call('HDEL', key, field)
     elseif is_ahead then
       known.ahead = known.ahead + amount
@@ -72,8 +111,10 @@ local function window(key)
   return known
 end
 
-local function charge(key, bucket, amount, ahead)
+-- `at_second`: when it was taken, within the window.
+local function charge(key, at_second, amount, ahead)
   local at = window(key)
+  local bucket = at.period and at.period.number or at_second
   local charged = at.buckets[bucket] or 0
   amount = math.max(amount, -charged)
   if amount ~= 0 then
@@ -82,9 +123,9 @@ local function charge(key, bucket, amount, ahead)
     at.used = at.used + amount
     at.is_touched = true
   end
-  if ahead ~= 0 and bucket >= second - AHEAD_S then
-    if tonumber(redis.call('HINCRBY', key, 'p' .. integer(bucket), integer(ahead))) <= 0 then
-      redis.call('HDEL', key, 'p' .. integer(bucket))
+  if ahead ~= 0 and at_second >= second - AHEAD_S then
+    if tonumber(redis.call('HINCRBY', key, 'p' .. integer(at_second), integer(ahead))) <= 0 then
+      redis.call('HDEL', key, 'p' .. integer(at_second))
     end
     at.ahead = math.max(0, at.ahead + ahead)
     at.is_touched = true
@@ -115,14 +156,20 @@ local function hold(key, held)
   at.all, at.mine, at.is_touched = at.all + held - at.mine, held, true
 end
 
--- 3. What comes back. A bucket that has left its window is no longer counted: nothing to correct.
+local function give_back(key, at_second, delta, ahead)
+  local at = window(key)
+  local is_known = at.buckets[at.period and at.period.number or at_second]
+  if at_second >= at.begins and at_second <= at.newest and (delta > 0 or is_known) then
+    charge(key, at_second, delta, ahead)
+  end
+end
+
+-- 3. What comes back. A bucket that has left its window, or a period that has ended, is no longer counted: nothing to
+-- correct. A refund finds a store that has lost its data: nothing to refund.
 for _, give in ipairs(ask.gives) do
   if last < give.first then
     for _, entry in ipairs(give.entries) do
-      local key, bucket, delta, ahead = KEYS[entry[1]], entry[2], entry[3], entry[4]
-      if bucket >= second - KEEP_S and bucket <= second + WINDOW_S and (delta > 0 or window(key).buckets[bucket]) then
-        charge(key, bucket, delta, ahead)
-      end
+      give_back(KEYS[entry[1]], entry[2], entry[3], entry[4])
     end
   end
 end
@@ -145,15 +192,15 @@ end
 -- 4. What is asked for: each waiting request that still fits passes through all of its limits, or through none.
 local function take(wish)
   local verdicts, count, tokens, all_pass = {}, 0, 0, true
-  local used, needs = {}, {in_flight = 1, requests_per_min = 1}
+  local used = {}
+  local function need(limit, asked) return IS_TOKENS[limit[2]] and asked or 1 end
   for i, limit in ipairs(wish.limits) do used[i] = used_of(limit) end
   for a, asked in ipairs(wish.asks) do
-    needs.tokens_per_min = asked
     local passes = true
-    for i, limit in ipairs(wish.limits) do passes = passes and used[i] + needs[limit[2]] <= limit[3] end
+    for i, limit in ipairs(wish.limits) do passes = passes and used[i] + need(limit, asked) <= limit[3] end
     if passes then
       count, tokens = count + 1, tokens + asked
-      for i, limit in ipairs(wish.limits) do used[i] = used[i] + needs[limit[2]] end
+      for i, limit in ipairs(wish.limits) do used[i] = used[i] + need(limit, asked) end
     end
     all_pass = all_pass and passes
     verdicts[a] = passes and 1 or 0
@@ -168,7 +215,7 @@ local function take(wish)
       slots_ahead = math.min(slots_ahead, share, free)
       if share < 1 then ahead, is_scarce = 0, 1 end
     else
-      share = limit[2] == 'tokens_per_min' and math.floor(share / wish.unit) or share
+      share = IS_TOKENS[limit[2]] and math.floor(share / wish.unit) or share
       if share < 1 then is_scarce = 1 end
       ahead = math.min(ahead, share)
     end
@@ -184,13 +231,13 @@ local function take(wish)
       if count + slots_ahead > 0 then hold(key, slots_of(key).mine + count + slots_ahead) end
       readings[i] = {slots_of(key).all, 0, 0}
     else
-      local is_tokens = limit[2] == 'tokens_per_min'
+      local is_tokens = IS_TOKENS[limit[2]]
       local extra = ahead * (is_tokens and wish.unit or 1)
       charge(key, second, (is_tokens and tokens or count) + extra, extra)
       local at = window(key)
-      local reading = {at.used, at.ahead, 0}
+      local reading = {at.used, at.ahead, at.period and at.period.ends or 0}
       for bucket, amount in pairs(at.buckets) do
-        if amount > 0 then
+        if amount > 0 and not at.period then
           reading[3] = math.max(reading[3], bucket)
           if not all_pass then
             reading[#reading + 1] = bucket
@@ -209,7 +256,7 @@ for _, wish in ipairs(ask.takes) do reply[#reply + 1] = take(wish) end
 
 -- 5. What was changed lives on; slots that are held are written once.
 for key, at in pairs(windows) do
-  if at.is_touched then redis.call('EXPIRE', key, TTL_S) end
+  if at.is_touched then redis.call('EXPIRE', key, at.period and at.period.ends - second + TTL_S or TTL_S) end
 end
 for key, at in pairs(slots) do
   if at.is_touched then

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from gateway.admission.account import FOREVER, UNLIMITED, Account, Lease, Ticket, Waiter, clamped
 from gateway.admission.exchange import GATEWAYS_KEY, Answer, Exchange, Grant, Script, Wish, wish_of
 from gateway.admission.holdings import Holdings
-from gateway.admission.limits import SPAN_S, Kind, Limit, Reading, Scope, limits_of, rate_state, refusal
+from gateway.admission.limits import SPAN_S, TOKEN_KINDS, Kind, Limit, Reading, Scope, limits_of, rate_state, refusal
 from gateway.admission.link import PATIENT_S, PROBE_S, RedisLink, unavailable
 from gateway.admission.local import Ledgers
 from gateway.config.tasks import end_task
@@ -48,13 +48,18 @@ class Budget:
         on_outage: Literal["share", "open", "closed"],
         expected_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`expected_processes`: how many gateways to assume until Redis told how many are alive; never fewer share."""
+        """`expected_processes`: how many gateways to assume until Redis told how many are alive; never fewer share.
+
+        `wall_clock` is asked once: it tells the date until Redis does.
+        """
         self._link = link
         self._on_outage = on_outage
         self._clock = clock
         self._script = Script(link)
         self._ledgers = Ledgers()
+        self._ledgers.calendar.offset_s = wall_clock() - clock()
         self._accounts: WeakValueDictionary[tuple[Limit, ...], Account] = WeakValueDictionary()
         self._unlimited = Account((), (), self, clock)
         self._unlimited.lease = Lease(None, 0.0, FOREVER, UNLIMITED, UNLIMITED, NO_RATE)
@@ -130,6 +135,7 @@ class Budget:
             ledger.window.add(int(now_s), 1)
         for ledger in account.token_ledgers:
             ledger.window.add(int(now_s), tokens)
+        self._holdings.charge_later(account, now_s, tokens)
         self._holdings.hold(account, 1)
         self._holdings.dirty.update(dict.fromkeys(account.slot_ledgers))
         self._arm(PROBE_S)
@@ -137,9 +143,8 @@ class Budget:
         return account.spend(lease, tokens)
 
     def _read(self, account: Account, tokens: int, requests: int, now_s: float) -> list[Reading]:
-        asks = {Kind.REQUESTS: requests, Kind.TOKENS: tokens, Kind.IN_FLIGHT: requests}
         return [
-            ledger.read(limit, asks[limit.kind], self.processes, now_s)
+            ledger.read(limit, tokens if limit.kind in TOKEN_KINDS else requests, self.processes, now_s)
             for limit, ledger in zip(account.limits, account.ledgers, strict=True)
         ]
 
@@ -158,6 +163,7 @@ class Budget:
                 answer = await self._script.send(exchange, timeout_s)
                 self._holdings.confirm(gives)
                 self.processes = answer.processes
+                self._ledgers.calendar.offset_s = answer.now_ms / 1000 - sent_s
                 for wish, grant in zip(wishes, answer.grants, strict=True):
                     self._granted(wish, grant, answer, sent_s)
             except BaseException:
@@ -179,6 +185,7 @@ class Budget:
         holdings.close(account)  # of a lease that was renewed in time, what is left
         until_s = sent_s + SPAN_S if account.has_windows else FOREVER
         lease = account.lease = grant.lease(wish, sent_s, until_s, answer.now_ms)
+        grant.tell(account, lease)
         if wish.waiters:
             account.quiet_ticks = 0
         if account.slot_ledgers:

@@ -16,9 +16,10 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from gateway.admission.account import Account, Lease, Told, Waiter
-from gateway.admission.limits import BACK_S, KEEP_S, SLOT_WAIT_S, Kind, Limit, Reading, wait_s
+from gateway.admission.limits import BACK_S, KEEP_S, PERIODS, SLOT_WAIT_S, Kind, Limit, Reading, wait_s
 from gateway.admission.link import RedisLink
 from gateway.admission.local import Ledger
+from gateway.admission.period import PeriodUse
 
 ALIVE_MS = 30_000  # a process that says nothing for so long is no longer counted
 SLOTS_S = 30.0  # slots whose process died come free after this
@@ -70,7 +71,10 @@ def wish_of(account: Account, now_s: float, recent_s: float) -> Wish:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to one wish, as budget.lua documents it. `readings`: used, taken ahead, newest second, buckets."""
+    """The answer to one wish, as budget.lua documents it.
+
+    `readings`: used, taken ahead, newest second, buckets; of a day or month: used, taken ahead, the second it ends.
+    """
 
     verdicts: list[int]
     ahead: int
@@ -91,6 +95,12 @@ class Grant:
         lease.told = told(account.limits, self.readings, sent_s, now_ms)
         return lease
 
+    def tell(self, account: Account, lease: Lease) -> None:
+        """The ledgers of days and months learn what all have used: of `lease`, they are told as it is spent."""
+        for ledger, (used, *_) in zip(account.ledgers, self.readings, strict=True):
+            if isinstance(ledger.window, PeriodUse):
+                ledger.window.told(used - lease.given_tokens, lease.taken_s)
+
     def refused(self, limits: Sequence[Limit], tokens: int, now_ms: int) -> list[Reading]:
         return [
             reading(limit, told, limit.ask(tokens), now_ms) for limit, told in zip(limits, self.readings, strict=True)
@@ -99,22 +109,28 @@ class Grant:
 
 def reading(limit: Limit, reply: Sequence[int], ask: int, now_ms: int) -> Reading:
     """Where a limit stands for one more request of `ask`."""
-    used, ahead, newest = reply[:3]
-    now_s = now_ms / 1000
-    wait: float | None = 0.0
+    used, ahead, last = reply[:3]
+    now_s, excess = now_ms / 1000, used + ask - limit.value
     if limit.kind is Kind.IN_FLIGHT:
-        return Reading(limit, limit.value, used, SLOT_WAIT_S if used + 1 > limit.value else 0.0, 0.0)
+        return Reading(limit, limit.value, used, SLOT_WAIT_S if excess > 0 else 0.0, 0.0)
+    if limit.kind in PERIODS:
+        reset_s = free_s = last - now_s
+    else:
+        reset_s = last + KEEP_S + 1 - now_s if last else 0.0
+        free_s = wait_s(zip(reply[3::2], reply[4::2], strict=True), now_s, excess)
+    wait: float | None = 0.0
     if ask > limit.value:
         wait = None
-    elif used + ask > limit.value:
-        wait = wait_s(zip(reply[3::2], reply[4::2], strict=True), now_s, used + ask - limit.value)
-        if used - ahead + ask <= limit.value:
-            wait = min(wait, BACK_S)
-    return Reading(limit, limit.value, used, wait, newest + KEEP_S + 1 - now_s if newest else 0.0)
+    elif excess > 0:
+        wait = min(free_s, BACK_S) if excess <= ahead else free_s
+    return Reading(limit, limit.value, used, wait, reset_s)
 
 
 def told(limits: Sequence[Limit], readings: Sequence[Sequence[int]], at_s: float, now_ms: int) -> Told:
-    """The limit of each kind with the least left; of equal ones, the smaller. `at_s` is `now_ms` on our clock."""
+    """The limit a minute of each kind with the least left; of equal ones, the smaller.
+
+    `at_s` is `now_ms` on our clock.
+    """
     least: dict[Kind, tuple[int, int, float]] = {}
     for limit, (used, _, newest, *_) in zip(limits, readings, strict=True):
         resets_s = newest + KEEP_S + 1 - now_ms / 1000 if newest else 0.0

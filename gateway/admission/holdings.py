@@ -9,13 +9,16 @@ from collections.abc import Iterable
 
 from gateway.admission.account import FOREVER, Account, Lease
 from gateway.admission.exchange import GiveBack
-from gateway.admission.limits import KEEP_S
+from gateway.admission.limits import PERIODS
 from gateway.admission.local import Ledger
+from gateway.admission.period import PeriodUse
 
 MAX_ENTRIES = 500  # of one give-back
 MAX_GIVES = 8
 MAX_DEBTS = 10_000
 MAX_SLOTS = 500  # ledgers told of in one exchange
+GIVES_S = 3600  # a give-back is repeated for so long; budget.lua knows a little longer what it has done
+HOUR_S = 3600  # days and months begin with an hour
 
 
 class Holdings:
@@ -126,7 +129,10 @@ class Holdings:
         self._owing[lease] = account
 
     def gather(self) -> None:
-        """Turn what settled tickets owe into corrections, one per bucket."""
+        """Turn what settled tickets owe into corrections, one per bucket.
+
+        What was admitted without Redis is corrected only in days and months, which learn of it (see `charge_later`).
+        """
         for lease, account in self._owing.items():
             if account.lease is lease:
                 self.note(account)  # a correction finds what it corrects
@@ -134,24 +140,37 @@ class Holdings:
                 ledger.window.add(int(lease.taken_s), lease.debt)
                 if lease.bucket_s is not None:
                     self._debt(ledger, lease.bucket_s, lease.debt, 0)
+                elif isinstance(ledger.window, PeriodUse):
+                    self._debt(ledger, ledger.window.second(lease.taken_s), lease.debt, 0)
             lease.debt = 0
         self._owing.clear()
+
+    def charge_later(self, account: Account, now_s: float, tokens: int) -> None:
+        """Days and months learn of what was admitted without Redis when it is back; a minute is over by then."""
+        for ledger in account.token_ledgers:
+            if isinstance(ledger.window, PeriodUse):
+                self._debt(ledger, ledger.window.second(now_s), tokens, 0)
 
     def _debt(self, ledger: Ledger, bucket_s: int, delta: int, ahead: int) -> None:
         if not delta and not ahead:
             return
+        if ledger.kind in PERIODS and not ahead:
+            bucket_s -= bucket_s % HOUR_S  # all hours of a period are one: a long outage leaves few debts
         debt = self._debts.get((ledger.key, bucket_s))
         if debt is not None:
             debt[0] += delta
             debt[1] += ahead
             return
         if len(self._debts) >= MAX_DEBTS:
-            self._debts.pop(next(iter(self._debts)))  # the oldest; its bucket leaves the window by itself
+            self._debts.pop(next(iter(self._debts)))  # the oldest; a minute forgets it anyway
         self._debts[ledger.key, bucket_s] = [delta, ahead]
 
     def gives(self, number: int, now_s: float) -> list[GiveBack]:
-        """All that an exchange of this number carries back. What is older than its window has lapsed by itself."""
-        self._gives = [give for give in self._gives if now_s - give.since_s <= KEEP_S + 1]
+        """All that an exchange of this number carries back; nothing that was first sent more than GIVES_S ago.
+
+        What belongs to a minute that is over does no harm: Redis passes over it.
+        """
+        self._gives = [give for give in self._gives if now_s - give.since_s <= GIVES_S]
         self.gather()
         while self._debts and len(self._gives) < MAX_GIVES:
             some = list(self._debts.items())[:MAX_ENTRIES]

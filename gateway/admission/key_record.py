@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gateway.domain.request import NO_LIMITS, Limits
 
@@ -50,18 +50,13 @@ def digest_of(key: bytes) -> str:
 
 def to_hash(record: KeyRecord) -> dict[str, str]:
     """Fields of the Redis hash; "" stands for None."""
-    limits = {
-        "requests_per_min": record.limits.requests_per_min,
-        "tokens_per_min": record.limits.tokens_per_min,
-        "in_flight": record.limits.in_flight,
-    }
     return {
         "id": record.id,
         "name": record.name,
         "user": record.user or "",
         "class": record.class_name or "",
         "models": json.dumps(record.models),
-        "limits": json.dumps({kind: value for kind, value in limits.items() if value is not None}),
+        "limits": json.dumps({kind: value for kind, value in asdict(record.limits).items() if value is not None}),
         "created_s": str(record.created_s),
         "expires_s": "" if record.expires_s is None else str(record.expires_s),
         "revoked_s": "" if record.revoked_s is None else str(record.revoked_s),

@@ -21,9 +21,19 @@ class Kind(StrEnum):
     REQUESTS = "requests_per_min"
     TOKENS = "tokens_per_min"
     IN_FLIGHT = "in_flight"
+    DAY = "tokens_per_day"
+    MONTH = "tokens_per_month"
 
 
-UNITS = {Kind.REQUESTS: "requests a minute", Kind.TOKENS: "tokens a minute", Kind.IN_FLIGHT: "requests at once"}
+UNITS = {
+    Kind.REQUESTS: "requests a minute",
+    Kind.TOKENS: "tokens a minute",
+    Kind.IN_FLIGHT: "requests at once",
+    Kind.DAY: "tokens a day",
+    Kind.MONTH: "tokens a month",
+}
+PERIODS = frozenset({Kind.DAY, Kind.MONTH})  # they end at 00:00 UTC, see period.py
+TOKEN_KINDS = PERIODS | {Kind.TOKENS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ class Limit:
         return f"{{poolgate}}:{self.kind}:{self.scope}"
 
     def ask(self, tokens: int) -> int:
-        return tokens if self.kind is Kind.TOKENS else 1
+        return tokens if self.kind in TOKEN_KINDS else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +103,15 @@ def limits_of(scopes: Iterable[Scope]) -> tuple[Limit, ...]:
             (Kind.REQUESTS, scope.limits.requests_per_min),
             (Kind.TOKENS, scope.limits.tokens_per_min),
             (Kind.IN_FLIGHT, scope.limits.in_flight),
+            (Kind.DAY, scope.limits.tokens_per_day),
+            (Kind.MONTH, scope.limits.tokens_per_month),
         )
         if value is not None
     )
 
 
 def rate_state(readings: Sequence[Reading]) -> RateState:
-    """The tightest limit of each kind: the one with the least left (of equal ones, the smaller)."""
+    """The tightest limit a minute of each kind: the one with the least left (of equal ones, the smaller)."""
     requests = _tightest(readings, Kind.REQUESTS)
     tokens = _tightest(readings, Kind.TOKENS)
     return RateState(
@@ -132,7 +144,7 @@ def refusal(readings: Sequence[Reading], tokens: int) -> LimitExceeded:
         text = f"{facts} is less than the {asked} that this request asks for; waiting does not help: ask for less."
     else:
         wait_s = math.ceil(blocking.wait_s * 10) / 10
-        text = f"{facts} is used up: {blocking.used} used, {asked} asked. Try again in {wait_s:g} s."
+        text = f"{facts} is used up: {blocking.used} used, {asked} asked. Try again in {wait_s:.10g} s."
     return LimitExceeded(
         text, retry_after_s=blocking.wait_s, scope=limit.scope, kind=limit.kind.value, rate=rate_state(readings)
     )

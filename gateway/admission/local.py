@@ -1,7 +1,8 @@
 """What this process knows of each limit by itself: budget.py decides with it while Redis is away.
 
 It is fed with what was admitted at all times, so that it knows what this process let through in the last minute when
-Redis goes away. Pure: the clock's reading is passed in, in seconds, and never goes back.
+Redis goes away; of days and months, with what Redis told too. Pure: the clock's reading is passed in, in seconds, and
+never goes back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
-from gateway.admission.limits import KEEP_S, SLOT_WAIT_S, Kind, Limit, Reading, wait_s
+from gateway.admission.limits import KEEP_S, PERIODS, SLOT_WAIT_S, Kind, Limit, Reading, wait_s
+from gateway.admission.period import Calendar, PeriodUse
 
 SHARE_WAIT_S = 1.0  # more than this process's share but within the limit: passes once Redis is back, perhaps soon
 MAX_LEDGERS = 20_000
@@ -58,26 +60,28 @@ class Window:
 
 
 class Ledger:
-    """One Redis key, whatever value its limit has: what was admitted in the last minute, the slots held.
+    """One Redis key, whatever value its limit has: what is used of the minute, day or month, or the slots held.
 
     There is one per key as long as anybody refers to it, so what is held can never be counted in two places.
     """
 
     __slots__ = ("__weakref__", "held", "key", "kind", "window")
 
-    def __init__(self, limit: Limit) -> None:
+    def __init__(self, limit: Limit, calendar: Calendar) -> None:
         self.key = limit.key
         self.kind = limit.kind
-        self.window = Window()
+        self.window = PeriodUse(limit.kind, calendar) if limit.kind in PERIODS else Window()
         self.held = 0  # slots, used or idle
 
     def read(self, limit: Limit, ask: int, processes: int, now_s: float) -> Reading:
         """Where the limit stands for a request of `ask`, divided by `processes` (but at least 1)."""
+        window = self.window
+        window.advance(now_s)
+        if isinstance(window, PeriodUse):
+            return _read_period(window, limit, ask, processes, now_s)
         allowed = max(1, limit.value // processes)
         if self.kind is Kind.IN_FLIGHT:
             return Reading(limit, allowed, self.held, SLOT_WAIT_S if self.held + 1 > allowed else 0.0, 0.0)
-        window = self.window
-        window.advance(now_s)
         wait: float | None
         if ask > limit.value:
             wait = None
@@ -88,10 +92,23 @@ class Ledger:
         return Reading(limit, allowed, window.used, wait, window.reset_s(now_s))
 
 
+def _read_period(use: PeriodUse, limit: Limit, ask: int, processes: int, now_s: float) -> Reading:
+    allowed, ends_in_s = use.share(limit.value, processes), use.ends_in_s(now_s)
+    wait: float | None
+    if ask > limit.value:
+        wait = None
+    elif use.used + ask <= allowed:
+        wait = 0.0
+    else:
+        wait = SHARE_WAIT_S if use.used + ask <= limit.value else ends_in_s
+    return Reading(limit, allowed, use.used, wait, ends_in_s)
+
+
 class Ledgers:
     """All ledgers of this process. The longest unused go first beyond MAX_LEDGERS, but never one that is in use."""
 
     def __init__(self) -> None:
+        self.calendar = Calendar()
         self._all: WeakValueDictionary[str, Ledger] = WeakValueDictionary()
         self._recent: OrderedDict[str, Ledger] = OrderedDict()
 
@@ -102,7 +119,7 @@ class Ledgers:
         key = limit.key
         ledger = self._all.get(key)
         if ledger is None:
-            ledger = self._all[key] = Ledger(limit)
+            ledger = self._all[key] = Ledger(limit, self.calendar)
         self._recent[key] = ledger
         self._recent.move_to_end(key)
         if len(self._recent) > MAX_LEDGERS:

@@ -148,6 +148,8 @@ class LimitsSection(Section):
     requests_per_min: int | None = Field(None, ge=1, le=10**9)
     tokens_per_min: int | None = Field(None, ge=1, le=10**12)
     in_flight: int | None = Field(None, ge=1, le=10**6)
+    tokens_per_day: int | None = Field(None, ge=1, le=10**14)  # days and months end at 00:00 UTC
+    tokens_per_month: int | None = Field(None, ge=1, le=10**14)
 
 
 class MetricsSection(Section):
@@ -352,7 +354,13 @@ class Config(BaseSettings):
 
 
 def limits_from(section: LimitsSection) -> Limits:
-    return Limits(section.requests_per_min, section.tokens_per_min, section.in_flight)
+    return Limits(
+        section.requests_per_min,
+        section.tokens_per_min,
+        section.in_flight,
+        section.tokens_per_day,
+        section.tokens_per_month,
+    )
 
 
 def slots_of(pools: Mapping[str, PoolSection]) -> dict[str, int]:

@@ -16,16 +16,18 @@ class Limits:
     requests_per_min: int | None = None
     tokens_per_min: int | None = None
     in_flight: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
 
     def is_empty(self) -> bool:
-        return self.requests_per_min is None and self.tokens_per_min is None and self.in_flight is None
+        return self == NO_LIMITS
 
 
 NO_LIMITS = Limits()
 
 
 class RateState(NamedTuple):
-    """What is left of the tightest limit of each kind, for `x-ratelimit-*`; None: not limited, or not known.
+    """What is left of the tightest limit a minute of each kind, for `x-ratelimit-*`; None: not limited, or not known.
 
     `reset_…_s` is the time in seconds until the whole limit is free again if nothing more is asked.
     """

@@ -63,8 +63,16 @@ async def kill(budget: Budget) -> None:
     budget._script = Script(budget._link)
 
 
-def scope(name: str = "key:a", *, rpm: int | None = None, tpm: int | None = None, slots: int | None = None) -> Scope:
-    return Scope(name, Limits(rpm, tpm, slots))
+def scope(
+    name: str = "key:a",
+    *,
+    rpm: int | None = None,
+    tpm: int | None = None,
+    slots: int | None = None,
+    day: int | None = None,
+    month: int | None = None,
+) -> Scope:
+    return Scope(name, Limits(rpm, tpm, slots, day, month))
 
 
 async def reserve(budget: Budget, scopes: list[Scope], tokens: int = 0) -> Ticket:

@@ -34,7 +34,7 @@ async def test_steady_light_traffic_is_never_limited_and_no_key_lives_for_ever(
         for _ in range(30):  # 5 tokens every 10 s for 5 minutes: 150 in all, at most 35 in a minute
             await settle(budget, await reserve(budget, [scope(rpm=10, tpm=100, slots=2)], 6), 5)
             for key in await redis_client.keys("*"):
-                assert 0 < await redis_client.ttl(key) <= 63, key
+                assert 0 < await redis_client.ttl(key) <= (3660 if b":process:" in key else 63), key
             await let_time_pass(redis_client, 10, budget)
         assert await tokens_in_window(redis_client) <= 40
 

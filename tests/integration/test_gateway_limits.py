@@ -19,6 +19,7 @@ async def test_limits_answer_429_with_the_time_and_the_headers(tmp_path: Path, r
             keys={
                 "requests": {"sha256": sha256(KEY), "limits": {"requests_per_min": 3}},
                 "tokens": {"sha256": sha256(LIMITED), "limits": {"tokens_per_min": 200}},
+                "day": {"sha256": sha256("sk-day"), "limits": {"tokens_per_day": 100, "tokens_per_month": 10**6}},
                 "a": {"sha256": sha256("sk-user-key-a"), "user": "alice"},
                 "b": {"sha256": sha256("sk-user-key-b"), "user": "alice"},
             },
@@ -51,6 +52,16 @@ async def test_limits_answer_429_with_the_time_and_the_headers(tmp_path: Path, r
         assert spent > 0 and 200 - left < 2 * spent + 60
         too_many = await gateway.chat(LIMITED, max_tokens=199)
         assert too_many.status_code == 429
+
+        # a day ends at 00:00 UTC; x-ratelimit-* are about minutes
+        passed = await gateway.chat("sk-day", max_tokens=5)
+        over = await gateway.chat("sk-day", max_tokens=75)
+        assert (passed.status_code, over.status_code) == (200, 429)
+        assert "100 tokens a day, is used up" in over.json()["error"]["message"]
+        assert 1 <= int(over.headers["retry-after"]) <= 86_400
+        assert not [name for name in (*passed.headers, *over.headers) if name.startswith("x-ratelimit-")]
+        never = await gateway.chat("sk-day", max_tokens=101)
+        assert (never.status_code, "retry-after" in never.headers) == (429, False)
 
         # a user's limit is shared by the keys of the user
         assert [(await gateway.chat(f"sk-user-key-{k}")).status_code for k in "aba"] == [200, 200, 429]

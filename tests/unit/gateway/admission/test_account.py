@@ -150,6 +150,22 @@ def test_a_kind_without_a_limit_holds_up_nothing() -> None:
     assert world.owed == []
 
 
+def test_a_day_alone_is_spent_from_a_lease_and_corrected_as_a_minute_is() -> None:
+    world = World((Limit("key:a", Kind.DAY, 1000),))
+    assert world.account.has_windows
+    lease = world.give(tokens=100, slots=9)
+    ticket, other = world.account.admit(60), world.account.admit(30)
+    assert ticket is not None
+    assert other is not None
+    assert world.account.admit(20) is None
+    ticket.settle(used(10))
+    assert lease.tokens == 60
+    lease.is_open = False
+    other.settle(used(10))
+    assert world.owed == [lease]
+    assert lease.debt == -20
+
+
 def test_a_ticket_tells_what_was_left_when_it_was_admitted() -> None:
     world = World()
     world.give(requests=10, tokens=100)

@@ -9,13 +9,14 @@ from typing import Any, cast
 import pytest
 
 from gateway.admission.account import Account, Lease, Told, Waiter
-from gateway.admission.exchange import MAX_AHEAD, MAX_ASKS, Exchange, GiveBack, reading, told, wish_of
+from gateway.admission.exchange import MAX_AHEAD, MAX_ASKS, Exchange, GiveBack, Grant, reading, told, wish_of
 from gateway.admission.limits import Kind, Limit
 from gateway.admission.local import Ledgers
 
 REQUESTS = Limit("key:a", Kind.REQUESTS, 10)
 TOKENS = Limit("key:a", Kind.TOKENS, 100)
 SLOTS = Limit("key:a", Kind.IN_FLIGHT, 2)
+DAY = Limit("key:a", Kind.DAY, 100)
 NOW_MS = 1_000_000_500  # half a second into second 1,000,000
 
 
@@ -84,13 +85,28 @@ def test_a_key_is_sent_once_however_often_it_is_meant() -> None:
         (TOKENS, [90, 0, 999_990, 999_990, 60, 999_950, 30], 41, 51.5),
         (TOKENS, [90, 25, 999_999, 999_999, 60, 999_950, 30], 35, 1.0),  # lies idle elsewhere
         (TOKENS, [90, 24, 999_999, 999_999, 60, 999_950, 30], 35, 11.5),
+        (DAY, [90, 0, 1_036_800], 10, 0.0),
+        (DAY, [90, 0, 1_036_800], 11, 36_799.5),  # its end
+        (DAY, [90, 1, 1_036_800], 11, 1.0),
+        (DAY, [90, 1, 1_000_001], 11, 0.5),
+        (DAY, [90, 90, 1_036_800], 101, None),
     ],
 )
 def test_how_long_a_refused_request_has_to_wait(limit: Limit, reply: list[int], ask: int, wait_s: float | None) -> None:
     assert reading(limit, reply, ask, NOW_MS).wait_s == wait_s
 
 
+def test_days_learn_what_all_have_used_and_of_the_lease_what_is_spent() -> None:
+    account = an_account(DAY)
+    account.ledgers[0].window.add(0, 13)  # as far as this process knew
+    grant = Grant([1], 1, 0, 0, 0, [[80, 20, 1_036_800]])
+    lease = Lease(1_000_000, 0.0, 1.0, 2, 40, None)
+    grant.tell(account, lease)
+    assert account.ledgers[0].window.used == 40
+
+
 def test_the_tightest_limit_of_each_kind_is_told() -> None:
     user = Limit("user:u", Kind.REQUESTS, 8)
-    state = told((REQUESTS, TOKENS, SLOTS, user), ([3, 0, 999_999], [0, 0, 0], [1, 0, 0], [1, 0, 999_990]), 5.0, NOW_MS)
+    replies = [3, 0, 999_999], [0, 0, 0], [1, 0, 0], [1, 0, 999_990], [99, 0, 1_036_800]
+    state = told((REQUESTS, TOKENS, SLOTS, user, DAY), replies, 5.0, NOW_MS)
     assert state == Told(8, 7, 5.0 + 51.5, 100, 100, 5.0)  # of equal ones the smaller

@@ -58,6 +58,19 @@ async def test_key_user_and_route_are_limited_each_on_its_own() -> None:
         assert caught.value.scope == blocked
 
 
+@pytest.mark.parametrize("limits", [Limits(tokens_per_day=100), Limits(tokens_per_month=100)])
+async def test_a_day_or_a_month_alone_limits_too(limits: Limits) -> None:
+    gate = Gate(Budget(Away(), on_outage="share"))
+    caller = principal(limits)
+    ticket = await gate.admit(caller, "chat", NO_LIMITS, 90)
+    assert ticket.rate == NO_RATE
+    with pytest.raises(LimitExceeded) as caught:
+        await gate.admit(caller, "chat", NO_LIMITS, 20)
+    assert "tokens a " in caught.value.message
+    ticket.settle(COMPLETED)
+    await gate.admit(caller, "chat", NO_LIMITS, 20)
+
+
 async def test_a_second_settle_gives_nothing_back() -> None:
     gate = Gate(Budget(Away(), on_outage="share"))
     limits = Limits(in_flight=2)

@@ -8,7 +8,7 @@ from gateway.admission.key_record import RUN_TIME_KEY, KeyRecord, digest_of, fro
 from gateway.admission.key_ring import NewKey
 from gateway.domain.request import Limits
 
-FULL = KeyRecord("0badcafe", "näme", "alice", "batch", ("chat", "org/m"), Limits(1, None, 3), 10, 20, 30)
+FULL = KeyRecord("0badcafe", "näme", "alice", "batch", ("chat", "org/m"), Limits(1, None, 3, 10**14, 5), 10, 20, 30)
 BARE = KeyRecord("0badcafe", "n", None, None, ("*",))
 
 

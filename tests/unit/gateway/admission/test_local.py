@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.admission import local
 from gateway.admission.limits import KEEP_S, WINDOW_S, Kind, Limit, Reading
 from gateway.admission.local import Ledger, Ledgers, Window
+from gateway.admission.period import Calendar
 
 REQUESTS = Limit("key:a", Kind.REQUESTS, 10)
 TOKENS = Limit("key:a", Kind.TOKENS, 100)
@@ -49,7 +50,7 @@ def admit(ledger: Ledger, limit: Limit, tokens: int, now_s: float) -> bool:
 
 @given(start=st.floats(0, 10), plan=steps)
 def test_no_minute_ever_holds_more_than_the_limit(start: float, plan: list[tuple[float, int]]) -> None:
-    ledger, model, now_s = Ledger(TOKENS), Model(), start
+    ledger, model, now_s = Ledger(TOKENS, Calendar()), Model(), start
     for gap, ask in plan:
         now_s += gap
         if admit(ledger, TOKENS, ask, now_s):
@@ -74,7 +75,7 @@ def test_what_counts_as_used_is_exactly_the_buckets_of_the_last_minute(
 def test_a_refused_request_passes_when_its_wait_is_over_and_not_before(
     start: float, plan: list[tuple[float, int]], ask: int
 ) -> None:
-    ledger, now_s = Ledger(TOKENS), start
+    ledger, now_s = Ledger(TOKENS, Calendar()), start
     for gap, amount in plan:
         now_s += gap
         admit(ledger, TOKENS, amount, now_s)
@@ -90,7 +91,7 @@ def test_a_refused_request_passes_when_its_wait_is_over_and_not_before(
 
 @given(start=st.floats(0, 10), plan=steps)
 def test_after_the_reset_the_whole_limit_is_free(start: float, plan: list[tuple[float, int]]) -> None:
-    ledger, now_s = Ledger(TOKENS), start
+    ledger, now_s = Ledger(TOKENS, Calendar()), start
     for gap, amount in plan:
         now_s += gap
         admit(ledger, TOKENS, amount, now_s)
@@ -106,7 +107,7 @@ def test_after_the_reset_the_whole_limit_is_free(start: float, plan: list[tuple[
 def test_real_tokens_replace_the_reserved_ones_in_the_second_of_their_charge(
     reserved: list[tuple[float, int, int]], wait: float
 ) -> None:
-    ledger, now_s, charges = Ledger(TOKENS), 0.0, []
+    ledger, now_s, charges = Ledger(TOKENS, Calendar()), 0.0, []
     for gap, tokens, used in reserved:
         now_s += gap
         ledger.window.add(int(now_s), tokens)
@@ -131,24 +132,24 @@ def test_charges_that_are_learnt_of_late_leave_with_their_own_second(charges: li
 
 
 def test_more_than_the_whole_limit_never_passes() -> None:
-    reading = read(Ledger(TOKENS), TOKENS, 101, 1, 0.0)
+    reading = read(Ledger(TOKENS, Calendar()), TOKENS, 101, 1, 0.0)
     assert reading.wait_s is None
 
 
 def test_a_share_is_never_less_than_one() -> None:
-    ledger = Ledger(REQUESTS)
+    ledger = Ledger(REQUESTS, Calendar())
     assert admit(ledger, REQUESTS, 0, 0.0)
     reading = read(ledger, REQUESTS, 0, 20, 0.0)
     assert (reading.allowed, reading.passes) == (1, False)
 
 
 def test_more_than_the_share_but_not_than_the_limit_may_pass_soon() -> None:
-    reading = read(Ledger(TOKENS), TOKENS, 60, 2, 0.0)
+    reading = read(Ledger(TOKENS, Calendar()), TOKENS, 60, 2, 0.0)
     assert reading.wait_s == 1.0
 
 
 def test_slots_are_counted_and_given_back() -> None:
-    ledger = Ledger(SLOTS)
+    ledger = Ledger(SLOTS, Calendar())
     assert admit(ledger, SLOTS, 0, 0.0)
     assert admit(ledger, SLOTS, 0, 0.0)
     assert not admit(ledger, SLOTS, 0, 0.0)
