@@ -12,7 +12,7 @@
 --
 -- KEYS: the set of gateway processes, this process's mark, then any limits' keys.
 -- ARGV[1]: JSON, all `key` being positions in KEYS:
---   process, number (rises with each exchange), alive_ms, slots_ms, processes (at least so many are assumed),
+--   process, number (rises with each exchange), answered (the last number whose reply the process got), alive_ms, slots_ms, processes (at least so many are assumed),
 --   gives: [{first (number of the first exchange that carried it), entries: [[key, second, delta, taken-ahead delta]]}]
 --   slots: [[key, held]], in place of what Redis knew
 --   takes: [{asks: [tokens per waiting request], ahead (requests wanted beyond those), unit (tokens of each of them),
@@ -66,10 +66,13 @@ local function integer(number)
   return string.format('%.0f', number)  -- tostring() would write 1e+15
 end
 
--- 1. Too late?
-local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+-- 1. Too late? And did the process get the answer to what was executed last? The mark: {number, what it took}.
+local mark = cjson.decode(redis.call('GET', KEYS[2]) or '[0,[]]')
+local last, unanswered = mark[1], mark[1] > ask.answered and mark[2] or {}
 if last >= ask.number then return {last, 0, now_ms} end
-redis.call('SET', KEYS[2], integer(ask.number), 'EX', MARK_S)
+local taken = {}  -- {key, second, amount, taken ahead}; amounts as text, since cjson writes but 14 digits
+local function remember() redis.call('SET', KEYS[2], cjson.encode({ask.number, taken}), 'EX', MARK_S) end
+remember()
 
 -- 2. Who is alive
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', integer(now_ms))
@@ -164,8 +167,10 @@ local function give_back(key, at_second, delta, ahead)
   end
 end
 
--- 3. What comes back. A bucket that has left its window, or a period that has ended, is no longer counted: nothing to
+-- 3. What comes back: first what was taken for requests that were then decided without Redis, since its answer was lost
+-- (those keys are in the same cluster slot as KEYS), then what the process says. A bucket that has left its window, or a period that has ended, is no longer counted: nothing to
 -- correct. A refund finds a store that has lost its data: nothing to refund.
+for _, entry in ipairs(unanswered) do give_back(entry[1], entry[2], -tonumber(entry[3]), -tonumber(entry[4])) end
 for _, give in ipairs(ask.gives) do
   if last < give.first then
     for _, entry in ipairs(give.entries) do
@@ -233,7 +238,9 @@ local function take(wish)
     else
       local is_tokens = IS_TOKENS[limit[2]]
       local extra = ahead * (is_tokens and wish.unit or 1)
-      charge(key, second, (is_tokens and tokens or count) + extra, extra)
+      local amount = (is_tokens and tokens or count) + extra
+      charge(key, second, amount, extra)
+      if amount > 0 then taken[#taken + 1] = {key, second, integer(amount), integer(extra)} end
       local at = window(key)
       local reading = {at.used, at.ahead, at.period and at.period.ends or 0}
       for bucket, amount in pairs(at.buckets) do
@@ -253,6 +260,8 @@ end
 
 local reply = {last, alive, now_ms}
 for _, wish in ipairs(ask.takes) do reply[#reply + 1] = take(wish) end
+
+if #taken > 0 then remember() end
 
 -- 5. What was changed lives on; slots that are held are written once.
 for key, at in pairs(windows) do

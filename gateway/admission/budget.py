@@ -66,7 +66,7 @@ class Budget:
         self._holdings = Holdings()
         self._asking: dict[Account, None] = {}
         self._later: list[tuple[Account, Waiter]] = []  # asked once, to be asked again in AGAIN_S
-        self._number = 0
+        self._number = self._answered = 0  # of the exchanges: begun, and the last whose reply came
         self._lock = asyncio.Lock()  # of the exchange on its way
         self._pump: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -158,9 +158,11 @@ class Budget:
             slots = self._holdings.slots([wish.account for wish in wishes])
             self._number += 1
             gives = self._holdings.gives(self._number, sent_s)
-            exchange = Exchange(self.process_id, self._number, self._expected, gives, slots, wishes)
+            numbers = self._number, self._answered
+            exchange = Exchange(self.process_id, *numbers, self._expected, gives, slots, wishes)
             try:
                 answer = await self._script.send(exchange, timeout_s)
+                self._answered = self._number
                 self._holdings.confirm(gives)
                 self.processes = answer.processes
                 self._ledgers.calendar.offset_s = answer.now_ms / 1000 - sent_s

@@ -153,10 +153,14 @@ class Answer:
 
 @dataclass(slots=True)
 class Exchange:
-    """`number` rises with each exchange of a process; `processes`: at least so many are assumed to share."""
+    """`number` rises with each exchange of a process; `processes`: at least so many are assumed to share.
+
+    `answered` is the number of the last one whose reply came: what an executed one after it took is undone.
+    """
 
     process: str
     number: int
+    answered: int
     processes: int
     gives: list[GiveBack]
     slots: list[Ledger]
@@ -169,6 +173,7 @@ class Exchange:
         body = {
             "process": self.process,
             "number": self.number,
+            "answered": self.answered,
             "alive_ms": ALIVE_MS,
             "slots_ms": int(SLOTS_S * 1000),
             "processes": self.processes,

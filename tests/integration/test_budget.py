@@ -9,6 +9,7 @@ from fakes.budget_world import (
     aged,
     budgets,
     held,
+    in_window,
     let_time_pass,
     limit_keys,
     refused,
@@ -126,6 +127,31 @@ async def test_a_give_back_that_reaches_redis_twice_counts_once(
         assert (await tokens_in_window(redis_client), await held(redis_client)) == (60, 1)
         await settle(budget, other, 20)
         assert (await tokens_in_window(redis_client), await held(redis_client)) == (30, 0)
+
+
+async def test_what_redis_took_in_an_exchange_whose_answer_was_lost_comes_back_with_the_next(
+    redis_url: str, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [scope(rpm=10, tpm=10**15, day=10**14, slots=5)]
+    kinds = ["requests_per_min", "tokens_per_min", "tokens_per_day"]
+    async with budgets(redis_url) as [budget]:
+        call = budget._link.call
+
+        async def reply_lost(what: Any, *, timeout_s: float | None = None) -> Any:
+            await call(what, timeout_s=timeout_s)
+            raise StoreUnavailable("lost")
+
+        await reserve(budget, limits, 7)
+        for tokens in (50, 10**14 - 7):
+            with monkeypatch.context() as patch:
+                patch.setattr(budget._link, "call", reply_lost)
+                with pytest.raises(StoreUnavailable):
+                    await reserve(budget, limits, tokens)
+            assert await tokens_in_window(redis_client) >= 7 + tokens  # and some ahead
+            await budget.renew()
+            await budget.renew()
+            assert [await in_window(redis_client, f"{kind}:key:a") for kind in kinds] == [1, 7, 7]
+        assert await held(redis_client) == 1
 
 
 async def test_an_exchange_that_redis_executes_after_a_later_one_does_nothing(

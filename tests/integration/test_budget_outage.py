@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Literal
 
 import pytest
-from fakes.budget_world import budgets, held, reserve, scope, second_of, tokens_in_window, used
+from fakes.budget_world import budgets, held, in_window, reserve, scope, second_of, tokens_in_window, used
 from fakes.redis_process import RedisProcess
 from fakes.waits import eventually
 from redis.asyncio import Redis
@@ -125,6 +125,40 @@ async def test_while_redis_is_away_a_gateway_uses_its_share_and_counts_what_it_a
                 for budget in (first, second, third)
             ]
         assert passed == [2, 4, 4]
+
+
+async def test_while_redis_is_away_a_day_goes_on_from_what_was_known_of_it_and_redis_learns_of_it_afterwards(
+    own_redis: RedisProcess,
+) -> None:
+    async with (
+        budgets(own_redis.url, 2, timeout_s=0.5, on_outage="share") as [first, second],
+        Redis.from_url(own_redis.url) as client,
+    ):
+        for budget in (first, second, first):
+            await budget.renew()
+        await reserve(first, [scope(day=100)], 40)
+        mine = await reserve(second, [scope(day=100)], 10)
+        async with frozen(own_redis):
+            by_first = tickets(await decide(first, 60, day=100))
+            by_second = tickets(await decide(second, 60, day=100))
+            # the first knows of its own 40 and may use half; the second of both, and half of what the first left
+            assert (len(by_first), len(by_second)) == (50 - 40, (100 - 40) // 2 - 10)
+            for ticket in by_first:
+                ticket.settle(used(2))
+            mine.settle(used(0))
+            assert len(tickets(await decide(second, 60, day=100))) == 10
+        for budget in (first, second):
+            await eventually(lambda budget=budget: uses_redis(budget), "Redis is used again")
+            await budget.renew()
+        # also what Redis took when it thawed, for requests that were decided without it by then, is given back
+        assert await in_window(client, "tokens_per_day:key:a") == 40 + 2 * 10 + 20 + 10
+        with pytest.raises(LimitExceeded):
+            await reserve(first, [scope(day=100)], 11)
+        assert second_of(await reserve(second, [scope(day=100)], 10)) is not None
+
+
+def tickets(results: list[Ticket | BaseException]) -> list[Ticket]:
+    return [result for result in results if isinstance(result, Ticket)]
 
 
 async def test_a_frozen_redis_does_not_hold_slots_of_requests_that_ended_meanwhile(own_redis: RedisProcess) -> None:

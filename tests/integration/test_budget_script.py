@@ -78,7 +78,8 @@ class World:
         if asks:
             account = Account(limits, ledgers, cast(Any, None), lambda: 0.0)
             wishes.append(Wish(account, [Waiter(cast(Any, None), tokens) for tokens in asks], 0, 1, 0))
-        exchange = Exchange(process, self.numbers[process], 1, gives, slots, wishes)
+        number = self.numbers[process]
+        exchange = Exchange(process, number, number - 1, 1, gives, slots, wishes)
         keys, body = exchange.encode()
         return cast(list[Any], self.redis.eval(SCRIPT, len(keys), *keys, cast(Any, body)))
 

@@ -65,7 +65,7 @@ def test_a_key_is_sent_once_however_often_it_is_meant() -> None:
     [slots] = account.slot_ledgers
     slots.held = 3
     give = GiveBack(7, 0.0, [(REQUESTS.key, 100, -2, -1)])
-    exchange = Exchange("p", 8, 2, [give], [slots], [wish_of(account, 0.0, 1.25)])
+    exchange = Exchange("p", 8, 7, 2, [give], [slots], [wish_of(account, 0.0, 1.25)])
     keys, body = exchange.encode()
     assert keys == ["{poolgate}:gateways", "{poolgate}:process:p", REQUESTS.key, SLOTS.key]
     sent = json.loads(body)
