@@ -59,6 +59,8 @@ def keys() -> None:
 @click.option("--rpm", type=click.IntRange(min=1), help="Requests a minute.")
 @click.option("--tpm", type=click.IntRange(min=1), help="Tokens a minute, prompt and output.")
 @click.option("--in-flight", type=click.IntRange(min=1), help="Requests at once.")
+@click.option("--tokens-per-day", type=click.IntRange(min=1), help="Tokens a day, which ends at 00:00 UTC.")
+@click.option("--tokens-per-month", type=click.IntRange(min=1), help="Tokens a month, likewise.")
 @click.option("--expires", "expires_in_s", type=Duration(), metavar="30d", help="Valid for: 90m, 12h, 30d, 4w.")
 def create(
     path: Path,
@@ -69,6 +71,8 @@ def create(
     rpm: int | None,
     tpm: int | None,
     in_flight: int | None,
+    tokens_per_day: int | None,
+    tokens_per_month: int | None,
     expires_in_s: int | None,
 ) -> None:
     """Make a key called NAME and show it, this once.
@@ -76,7 +80,7 @@ def create(
     The key alone goes to stdout, so KEY=$(poolgate keys create NAME) works.
     """
     loaded = load(path)
-    limits = Limits(rpm, tpm, in_flight)
+    limits = Limits(rpm, tpm, in_flight, tokens_per_day, tokens_per_month)
     made = with_ring(
         loaded,
         lambda ring: ring.create(
@@ -181,6 +185,8 @@ def row(
         "requests_per_min": limits.requests_per_min,
         "tokens_per_min": limits.tokens_per_min,
         "in_flight": limits.in_flight,
+        "tokens_per_day": limits.tokens_per_day,
+        "tokens_per_month": limits.tokens_per_month,
         "created": None,
         "expires": None,
         "revoked": None,
@@ -189,8 +195,15 @@ def row(
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Columns as wide as their widest cell; none where there is no row."""
-    heads = ["id", "name", "state", "user", "class", "models", "rpm", "tpm", "in flight", "created", "expires"]
-    fields = [*heads[:6], "requests_per_min", "tokens_per_min", "in_flight", "created", "expires"]
+    limits = {
+        "requests_per_min": "rpm",
+        "tokens_per_min": "tpm",
+        "in_flight": "in flight",
+        "tokens_per_day": "tokens/day",
+        "tokens_per_month": "tokens/month",
+    }
+    before, after = ["id", "name", "state", "user", "class", "models"], ["created", "expires"]
+    heads, fields = [*before, *limits.values(), *after], [*before, *limits, *after]
     cells = [[cell(each[field]) for field in fields] for each in rows]
     widths = [max(len(head), *(len(line[column]) for line in cells)) for column, head in enumerate(heads) if cells]
     for line in [heads, *cells] if cells else []:

@@ -54,16 +54,18 @@ def test_a_key_is_shown_once_alone_on_stdout_and_never_listed(run: Run) -> None:
 
 def test_the_list_shows_keys_of_config_and_store_with_all_they_were_given(run: Run) -> None:
     options = ["--user", "alice", "--class", "batch", "--model", "chat", "--rpm", "5", "--tpm", "50"]
-    made = run("create", "ci", *options, "--in-flight", "2", "--expires", "30d")
+    options += ["--in-flight", "2", "--tokens-per-day", "700", "--tokens-per-month", "9000"]
+    made = run("create", "ci", *options, "--expires", "30d")
     assert made.exit_code == 0, made.output
     static, ci = json.loads(run("list", "--json").stdout)
     assert (static["name"], static["state"], static["class"]) == ("static", "config", "interactive")
     assert (ci["state"], ci["user"], ci["class"], ci["models"]) == ("live", "alice", "batch", ["chat"])
     assert (ci["requests_per_min"], ci["tokens_per_min"], ci["in_flight"]) == (5, 50, 2)
+    assert (ci["tokens_per_day"], ci["tokens_per_month"]) == (700, 9000)
     assert ci["expires"] > ci["created"]
     lines = run("list").stdout.splitlines()
     assert len(lines) == 3
-    assert re.fullmatch(rf"{ci['id']} +ci +live +alice +batch +chat +5 +50 +2 +\S+Z +\S+Z", lines[2])
+    assert re.fullmatch(rf"{ci['id']} +ci +live +alice +batch +chat +5 +50 +2 +700 +9000 +\S+Z +\S+Z", lines[2])
 
 
 def test_a_key_is_revoked_by_id_or_name(run: Run) -> None:
@@ -83,6 +85,7 @@ def test_a_key_is_revoked_by_id_or_name(run: Run) -> None:
         (["create", "static"], r"The config has a key named .static."),
         (["create", "ci", "--expires", "soon"], "write 90m, 12h, 30d or 4w"),
         (["create", "ci", "--rpm", "0"], "rpm"),
+        (["create", "ci", "--tokens-per-month", "0"], "tokens-per-month"),
         (["revoke", "nobody"], "No live key has the id or name"),
         (["revoke", "static"], r"remove \[keys.static\]"),
     ],
