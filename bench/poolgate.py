@@ -1,8 +1,8 @@
 """Starts Poolgate with all that it does switched on, and the Redis that it needs. Called by rounds.py;
 overload/gateway.py uses its parts.
 
-On the way of every request: a key made at run time, limits of key and user that are charged and never refuse, slots of the pool, an alias
-that becomes the engine's name, a cap on output tokens, an access record, metrics.
+On the way of every request: a key made at run time, limits of key and user that are charged and never refuse, slots of
+the pool, an alias that becomes the engine's name, a cap on output tokens, an access record, metrics.
 """
 
 from __future__ import annotations
