@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from gateway.admission.limits import TOKEN_KINDS, Kind, Limit
 from gateway.admission.local import Ledger
 from gateway.admission.slots import Slot
-from gateway.domain.outcome import Outcome
+from gateway.domain.outcome import Ending, Outcome
 from gateway.domain.request import NO_RATE, RateState
 
 UNLIMITED = 1 << 60  # units or slots where no limit of that kind applies
@@ -42,6 +42,7 @@ class Lease:
         "ahead",
         "bucket_s",
         "debt",
+        "debt_requests",
         "given_requests",
         "given_tokens",
         "is_open",
@@ -71,6 +72,7 @@ class Lease:
         self.seen = 0  # spent, as of the last look at whether it is used
         self.noted_requests = self.noted_tokens = 0  # spent, as far as the ledgers' windows know
         self.debt = 0  # tokens: used - reserved of settled tickets, not yet sent
+        self.debt_requests = 0  # of refused requests, negative, not yet sent
         self.told: Told | None = None
         self.rate = rate
 
@@ -167,7 +169,7 @@ class Account:
             self.peak = running
         return Ticket(self, lease, tokens)
 
-    def settle(self, lease: Lease, reserved: int, used: int) -> None:
+    def settle(self, lease: Lease, reserved: int, used: int, *, is_refused: bool = False) -> None:
         self.running -= 1
         if self.slots - self.running > self.idle:
             self.keeper.release(self)
@@ -177,6 +179,12 @@ class Account:
                 lease.tokens -= delta  # the same bucket: to be spent again, or given back with the lease
             else:
                 lease.debt += delta
+                self.keeper.owe(self, lease)
+        if is_refused and self.request_ledgers:
+            if lease is self.lease and lease.is_open:
+                lease.requests += 1
+            else:
+                lease.debt_requests -= 1
                 self.keeper.owe(self, lease)
 
 
@@ -219,7 +227,8 @@ class Ticket:
     def settle(self, outcome: Outcome) -> None:
         """Its slots are free, real tokens take the reservation's place. Never raises; a second call is void.
 
-        The request itself stays counted however it ended. What Redis has to know is sent in the background.
+        A request that was refused after all counts no more; any other stays counted however it ended. What Redis has to
+        know is sent in the background.
         """
         if self._is_settled:
             return
@@ -228,7 +237,7 @@ class Ticket:
             self.slot.release()
         usage = outcome.usage
         used = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
-        self._account.settle(self._lease, self._tokens, clamped(used))
+        self._account.settle(self._lease, self._tokens, clamped(used), is_refused=outcome.ending is Ending.REFUSED)
 
 
 def clamped(tokens: int) -> int:

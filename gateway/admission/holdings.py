@@ -142,7 +142,12 @@ class Holdings:
                     self._debt(ledger, lease.bucket_s, lease.debt, 0)
                 elif isinstance(ledger.window, PeriodUse):
                     self._debt(ledger, ledger.window.second(lease.taken_s), lease.debt, 0)
-            lease.debt = 0
+            if lease.debt_requests:
+                for ledger in account.request_ledgers:
+                    ledger.window.add(int(lease.taken_s), lease.debt_requests)
+                    if lease.bucket_s is not None:
+                        self._debt(ledger, lease.bucket_s, lease.debt_requests, 0)
+            lease.debt = lease.debt_requests = 0
         self._owing.clear()
 
     def charge_later(self, account: Account, now_s: float, tokens: int) -> None:

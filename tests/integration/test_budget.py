@@ -24,6 +24,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from gateway.domain.errors import StoreUnavailable
+from gateway.domain.outcome import Ending, Outcome
 from gateway.domain.request import RateState
 
 
@@ -103,6 +104,28 @@ async def test_settling_twice_gives_back_once(redis_url: str, redis_client: Redi
         await settle(budget, first, 10)
         await settle(budget, first, 0)
         assert (await tokens_in_window(redis_client), await held(redis_client)) == (60, 1)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_request_that_was_refused_after_all_counts_for_nothing(
+    redis_url: str, redis_client: Redis, is_late: bool
+) -> None:
+    limits = [scope(rpm=10, tpm=100, slots=2)]
+    refusal = Outcome(Ending.REFUSED, 0, None, "queue_timeout")
+    async with budgets(redis_url) as [budget]:
+        stays = await reserve(budget, limits, 10)
+        tickets = [await reserve(budget, limits, 10)]
+        if is_late:  # the lease that it was spent from is over
+            await budget.flush()
+        for ticket in tickets:
+            ticket.settle(refusal)
+            ticket.settle(refusal)
+        await budget.flush()
+        assert await in_window(redis_client, "requests_per_min:key:a") == 1
+        assert (await tokens_in_window(redis_client), await held(redis_client)) == (10, 1)
+        stays.settle(Outcome(Ending.ENGINE_REFUSED, 400, None))  # an engine has looked at it
+        await budget.flush()
+        assert await in_window(redis_client, "requests_per_min:key:a") == 1
 
 
 async def test_a_give_back_that_reaches_redis_twice_counts_once(
