@@ -17,9 +17,10 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from gateway.admission.account import FOREVER, UNLIMITED, Account, Lease, Ticket, Waiter, clamped
+from gateway.admission.alone import admit_alone
 from gateway.admission.exchange import GATEWAYS_KEY, Answer, Exchange, Grant, Script, Wish, wish_of
 from gateway.admission.holdings import Holdings
-from gateway.admission.limits import SPAN_S, TOKEN_KINDS, Kind, Limit, Reading, Scope, limits_of, rate_state, refusal
+from gateway.admission.limits import SPAN_S, Kind, Limit, Reading, Scope, limits_of, refusal
 from gateway.admission.link import PATIENT_S, PROBE_S, RedisLink, unavailable
 from gateway.admission.local import Ledgers
 from gateway.config.tasks import end_task
@@ -123,30 +124,9 @@ class Budget:
             raise unavailable()
         if self._on_outage == "open":
             return self._unlimited.spend(self._unlimited.lease, 0)
-        now_s = self._clock()
-        self._holdings.gather()
-        for other in self._holdings.active:
-            self._holdings.note(other)
-        self._holdings.note(account)
-        readings = self._read(account, tokens, 1, now_s)
-        if not all(reading.passes for reading in readings):
-            raise refusal(readings, tokens)
-        for ledger in account.request_ledgers:
-            ledger.window.add(int(now_s), 1)
-        for ledger in account.token_ledgers:
-            ledger.window.add(int(now_s), tokens)
-        self._holdings.charge_later(account, now_s, tokens)
-        self._holdings.hold(account, 1)
-        self._holdings.dirty.update(dict.fromkeys(account.slot_ledgers))
+        ticket = admit_alone(account, tokens, self._holdings, self.processes, self._clock())
         self._arm(PROBE_S)
-        lease = Lease(None, now_s, now_s, 1, tokens, rate_state(self._read(account, 0, 0, now_s)))
-        return account.spend(lease, tokens)
-
-    def _read(self, account: Account, tokens: int, requests: int, now_s: float) -> list[Reading]:
-        return [
-            ledger.read(limit, tokens if limit.kind in TOKEN_KINDS else requests, self.processes, now_s)
-            for limit, ledger in zip(account.limits, account.ledgers, strict=True)
-        ]
+        return ticket
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
