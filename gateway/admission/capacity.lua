@@ -7,7 +7,7 @@
 --
 -- KEYS: pools. ARGV[1]: JSON {process, hold_ms, pools: [{capacity, running, asks: [[priority, requests]]}]}, in KEYS' order;
 --   a pool without asks and running is let go.
--- Reply per pool: {slots of this process, processes that ask, 1 if its part is larger than what is free for it now}.
+-- Reply per pool: {slots of this process, processes that ask, 1 if that is less than it asked for}.
 
 local HEADROOM = 4  -- 1/HEADROOM of what nobody asks for is spread over the processes, so that few requests have to ask
 
@@ -59,9 +59,10 @@ local function divide(key, pool)
   local elsewhere = 0
   for _, process in ipairs(processes) do elsewhere = elsewhere + process.held end
   local me = {name = ask.process, asks = {}}
-  local asks = {}
+  local asks, wanted = {}, 0
   for i, entry in ipairs(pool.asks) do
     me.asks[entry[1]] = entry[2]
+    wanted = wanted + entry[2]
     asks[i] = integer(entry[1]) .. ':' .. integer(entry[2])
   end
   if #asks == 0 and pool.running == 0 then
@@ -89,7 +90,7 @@ local function divide(key, pool)
   local held = math.max(granted, pool.running)
   redis.call('HSET', key, ask.process, integer(held) .. ';' .. integer(now_ms + ask.hold_ms) .. ';' .. table.concat(asks, ','))
   redis.call('PEXPIRE', key, integer(ask.hold_ms + 1000))
-  return {granted, #processes, granted < part and 1 or 0}
+  return {granted, #processes, granted < wanted and 1 or 0}
 end
 
 local reply = {}

@@ -23,15 +23,14 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from gateway.admission.link import PATIENT_S, PROBE_S, RedisLink
-from gateway.admission.slots import PoolSlots, Slots
+from gateway.admission.slots import HOLD_S, PoolSlots, Slots
 from gateway.config.tasks import end_task
 from gateway.domain.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 TICK_S = 1.0  # between two calls while a pool is in use
 SHARED_S = 0.25  # while other processes use it too
-WANTED_S = 0.05  # while somebody waits and more may come from others, or others wait for what is given back
-HOLD_S = 3.0  # a process that is not heard of for so long holds nothing any more
+WANTED_S = 0.05  # while somebody waits for what others may give back
 QUIET_S = 10.0  # a pool that nobody has asked for so long is let go: a quiet gateway asks nobody anything
 
 
@@ -91,7 +90,7 @@ class Capacity:
             return None
         if self._link.is_away:
             return PROBE_S
-        if any(pool.held > pool.granted or (pool.queue and pool.granted < pool.capacity) for pool in used):
+        if any(pool.queue and pool.granted < pool.capacity for pool in used):
             return WANTED_S
         return SHARED_S if any(pool.processes > 1 for pool in used) else TICK_S
 

@@ -24,7 +24,7 @@ class Waiter:
         """`cost` in tokens; `queue_s` is the class's; times on the caller's clock."""
         self.class_name = class_name
         self.priority = priority
-        self.user = user
+        self.user = class_name, user
         self.cost = max(1, cost)
         self.since_s = since_s
         self.aged_at = since_s + AGED_PART * queue_s
@@ -39,49 +39,49 @@ class Waiter:
 
 
 class Tier:
-    """All who wait with one priority. `_users` is in the order of their turns; who waits no more keeps no deficit."""
+    """All who wait with one priority. `users` is in the order of their turns; who waits no more keeps no deficit."""
 
-    __slots__ = ("_deficits", "_users", "waiters")
+    __slots__ = ("_deficits", "users", "waiters")
 
     def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}  # in the order in which they came
-        self._users: dict[str, dict[Waiter, None]] = {}  # no empty ones
-        self._deficits: dict[str, int] = {}
+        self.users: dict[tuple[str, str], dict[Waiter, None]] = {}  # by class and user; no empty ones
+        self._deficits: dict[tuple[str, str], int] = {}
 
     def add(self, waiter: Waiter) -> None:
         self.waiters[waiter] = None
-        mine = self._users.get(waiter.user)
+        mine = self.users.get(waiter.user)
         if mine is None:
-            mine = self._users[waiter.user] = {}
-            self._deficits[waiter.user] = QUANTUM if len(self._users) == 1 else 0
+            mine = self.users[waiter.user] = {}
+            self._deficits[waiter.user] = QUANTUM if len(self.users) == 1 else 0
         mine[waiter] = None
 
     def remove(self, waiter: Waiter) -> None:
         del self.waiters[waiter]
-        mine = self._users[waiter.user]
+        mine = self.users[waiter.user]
         del mine[waiter]
         if not mine:
-            had_turn = next(iter(self._users)) == waiter.user
-            del self._users[waiter.user], self._deficits[waiter.user]
-            if had_turn and self._users:
-                self._deficits[next(iter(self._users))] += QUANTUM
+            had_turn = next(iter(self.users)) == waiter.user
+            del self.users[waiter.user], self._deficits[waiter.user]
+            if had_turn and self.users:
+                self._deficits[next(iter(self.users))] += QUANTUM
 
     def next(self) -> Waiter:
         """Whose turn it is, charged to its user; not removed. Only while somebody waits."""
         while True:
-            for _ in range(len(self._users) + 1):
-                user = next(iter(self._users))
-                head = next(iter(self._users[user]))
+            for _ in range(len(self.users) + 1):
+                user = next(iter(self.users))
+                head = next(iter(self.users[user]))
                 if head.cost <= self._deficits[user]:
                     self._deficits[user] -= head.cost
                     return head
-                self._users[user] = self._users.pop(user)  # to the end
-                self._deficits[next(iter(self._users))] += QUANTUM
+                self.users[user] = self.users.pop(user)  # to the end
+                self._deficits[next(iter(self.users))] += QUANTUM
             # all ask for more than a turn is worth: as many rounds at once as the nearest of them needs
-            missing = min(next(iter(mine)).cost - self._deficits[user] for user, mine in self._users.items())
+            missing = min(next(iter(mine)).cost - self._deficits[user] for user, mine in self.users.items())
             rounds = -(-missing // QUANTUM)
             if rounds > 0:
-                for user in self._users:
+                for user in self.users:
                     self._deficits[user] += rounds * QUANTUM
 
 
@@ -112,15 +112,12 @@ class Queue:
 
         It gives its place to `user`: a queue filled by one caller would else be closed to all others.
         """
-        counts: dict[str, int] = {}
-        last: dict[str, Waiter] = {}
         for tier in self._tiers.values():
-            for waiter in tier.waiters:
-                if waiter.class_name == class_name:
-                    counts[waiter.user] = counts.get(waiter.user, 0) + 1
-                    last[waiter.user] = waiter
-        most = max(counts, key=lambda name: counts[name], default=None)
-        return None if most is None or counts[most] < counts.get(user, 0) + 2 else last[most]
+            of_class = {who: mine for (name, who), mine in tier.users.items() if name == class_name}
+            if of_class:
+                most = max(of_class.values(), key=len)
+                return next(reversed(most)) if len(most) >= len(of_class.get(user, ())) + 2 else None
+        return None
 
     def newest(self, class_name: str, count: int) -> list[Waiter]:
         """The last `count` of the class that came."""

@@ -7,6 +7,7 @@ without that setting has no bound, and nobody waits for it here.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -15,19 +16,35 @@ from gateway.admission.queue import Queue, Waiter
 from gateway.config.schema import ClassSection
 from gateway.domain.errors import PoolFull, QueueTimeout
 
+HOLD_S = 3.0  # a process that does not tell of itself for so long holds nothing any more
+
 
 class PoolSlots:
     """One bounded pool in this process."""
 
-    __slots__ = ("drain", "granted", "is_short", "name", "per_replica", "processes", "queue", "replicas", "running")
+    __slots__ = (
+        "_clock",
+        "drain",
+        "granted",
+        "is_short",
+        "name",
+        "per_replica",
+        "processes",
+        "queue",
+        "replicas",
+        "running",
+        "until_s",
+    )
 
-    def __init__(self, name: str, per_replica: int, replicas: Callable[[str], int]) -> None:
+    def __init__(self, name: str, per_replica: int, replicas: Callable[[str], int], clock: Callable[[], float]) -> None:
         """`replicas`: how many of the pool are ready."""
+        self._clock = clock
         self.name = name
         self.per_replica = per_replica
         self.replicas = replicas
         self.granted = 0  # this process's part, as last told
-        self.is_short = False  # its part would be larger, were others not still holding what they had
+        self.until_s = -math.inf  # so long that holds: a process that stood still longer than that has lost it
+        self.is_short = False  # that is less than it asked for
         self.processes = 1  # that ask for slots of this pool
         self.running: dict[int, int] = {}  # requests that hold a slot, by priority; no zeros
         self.queue = Queue()
@@ -44,6 +61,8 @@ class PoolSlots:
 
     @property
     def free(self) -> int:
+        if self._clock() >= self.until_s:
+            return 0
         return min(self.granted, self.capacity) - self.held
 
     @property
@@ -64,7 +83,7 @@ class PoolSlots:
     @property
     def may_grow(self) -> bool:
         """More may be had by asking for it."""
-        return not self.is_short and self.granted < self.capacity
+        return (not self.is_short and self.granted < self.capacity) or self._clock() >= self.until_s
 
     def asks(self) -> list[tuple[int, int]]:
         """(priority, requests that run or wait)."""
@@ -118,7 +137,7 @@ class Slots:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`bounds`: `max_in_flight` by pool, of those that have it; `replicas`: how many of a pool are ready."""
-        self._pools = {name: PoolSlots(name, bound, replicas) for name, bound in bounds.items()}
+        self._pools = {name: PoolSlots(name, bound, replicas, clock) for name, bound in bounds.items()}
         self._classes = classes
         self._clock = clock
         self.kick: Callable[[], None] = lambda: None
@@ -163,7 +182,8 @@ class Slots:
         for pool in places:
             pool.queue.add(waiter)
             self._pump(pool)
-        self.kick()
+        if any(pool.may_grow for pool in places):
+            self.kick()
         given: Slot | None = None
         try:
             async with asyncio.timeout(rules.queue_s):
@@ -182,8 +202,9 @@ class Slots:
         return given
 
     def granted(self, pool: PoolSlots, slots: int, processes: int, *, is_short: bool) -> None:
-        """This process's part has changed: those whose turn it is go, and who came in vain is told."""
+        """This process's part, for HOLD_S: those whose turn it is go, and who came in vain is told."""
         pool.granted, pool.processes, pool.is_short = slots, max(1, processes), is_short
+        pool.until_s = self._clock() + HOLD_S
         self._pump(pool)
         if pool.may_grow:
             return

@@ -56,7 +56,7 @@ async def test_a_lower_class_that_has_not_waited_half_its_time_gets_no_place() -
 async def test_a_user_with_many_requests_does_not_keep_others_waiting() -> None:
     hoard = [waiter("user:hoard", QUANTUM) for _ in range(50)]
     few = [waiter("user:few", QUANTUM) for _ in range(3)]
-    users = [each.user for each in order(filled(*hoard, *few))]
+    users = [each.user[1] for each in order(filled(*hoard, *few))]
     assert users[:6].count("user:few") == 3
 
 
@@ -68,7 +68,7 @@ async def test_users_share_by_tokens_whatever_a_request_costs(cost: int) -> None
     assert len(served) == 360
     spent = {"user:dear": 0, "user:cheap": 0}
     for each in served:
-        spent[each.user] += each.cost
+        spent[each.user[1]] += each.cost
         if min(spent.values()) == 320 * cost:
             break
         if max(spent.values()) < 320 * cost:  # while both have something waiting
@@ -99,7 +99,7 @@ async def test_a_user_who_comes_back_brings_no_turns_from_before() -> None:
         queue.add(waiter("user:b", QUANTUM))
     for _ in range(5):
         queue.add(waiter("user:a", QUANTUM))
-    users = [each.user for each in order(queue)]
+    users = [each.user[1] for each in order(queue)]
     assert sorted(users[:2]) == sorted(users[2:4]) == ["user:a", "user:b"]
 
 

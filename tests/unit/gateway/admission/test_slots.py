@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.admission.slots import PoolSlots, Slot, Slots
+from gateway.admission.slots import HOLD_S, PoolSlots, Slot, Slots
 from gateway.config.schema import ClassSection
 from gateway.domain.errors import PoolFull, QueueTimeout
 
@@ -105,13 +105,13 @@ async def test_nobody_overtakes_those_who_wait() -> None:
 async def test_a_full_queue_refuses_with_the_time_to_come_back_and_keeps_nothing() -> None:
     world = World()
     taken = [world.take(), world.take()]
-    world.now_s += 3.0
+    world.now_s += 2.0
     taken.pop().release()  # so long does a slot last
     taken.append(world.take())
     waiting = [await world.waiting("batch") for _ in range(2)]
     with pytest.raises(PoolFull, match="2 requests of class 'batch' wait already") as caught:
         await world.slots.wait(["chat"], "batch", "user:a", 1)
-    assert caught.value.retry_after_s == pytest.approx(3 * 3.0 / 2)  # two are ahead, two slots of 3 s each
+    assert caught.value.retry_after_s == pytest.approx(3 * 2.0 / 2)  # two are ahead, two slots of 2 s each
     assert len(world.pool.queue) == 2
     interactive = await world.waiting("interactive")  # another class has places of its own
     for task in [*waiting, interactive]:
@@ -273,3 +273,27 @@ async def test_a_queue_that_one_user_has_filled_is_open_to_others() -> None:
     assert [(await task).pool for task in (hoard[0], modest[0])] == ["chat", "chat"]
     for task in (hoard[1], modest[1]):
         task.cancel()
+
+
+async def test_a_process_that_stood_still_gives_no_slots_until_it_has_asked_again() -> None:
+    world = World()
+    world.now_s += HOLD_S  # others may have them by now
+    assert world.slots.take(["chat"], "interactive") is None
+    task = await world.waiting()
+    assert not task.done() and world.kicks == 1
+    world.grant(world.pool, 2)
+    assert (await task).pool == "chat"
+
+
+async def test_who_waits_for_a_pool_that_is_full_for_sure_makes_no_calls() -> None:
+    world = World()
+    taken = [world.take(), world.take()]
+    tasks = [await world.waiting() for _ in range(3)]
+    assert world.kicks == 0
+    world.grant(world.pool, 1, 2, is_short=True)
+    tasks.append(await world.waiting("batch"))
+    assert world.kicks == 0
+    for task in tasks:
+        task.cancel()
+    for slot in taken:
+        slot.release()
