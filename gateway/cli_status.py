@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
+from redis.exceptions import RedisError
 
+from gateway.admission.capacity import key_of, use_in
 from gateway.config.load import LoadedConfig, load
 from gateway.config.option import config_option
+from gateway.config.schema import slots_of
 from gateway.config.store import connect
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.replica import FleetDocument, ReplicaRecord
 from gateway.fleet.sources.base import SourceUnavailable
 from gateway.fleet.sources.static import StaticSource
 from gateway.fleet.sources.supervisor import SupervisorSource
+
+Use = Mapping[str, tuple[int, int]]  # by pool: requests that run, and that wait
 
 
 @click.command()
@@ -30,24 +36,29 @@ def status(path: Path, as_json: bool) -> None:
     Exit code 0 when each pool has a ready replica, 3 when one has none.
     """
     loaded = load(path)
-    documents = asyncio.run(_documents(loaded))
+    documents, use = asyncio.run(_told(loaded))
     static = asyncio.run(StaticSource(loaded.config, time.time()).replicas())
     replicas = [*(r for d in documents for r in d.replicas), *static]
     if as_json:
-        click.echo(json.dumps(as_document(loaded, documents, replicas), indent=2))
+        click.echo(json.dumps(as_document(loaded, documents, replicas, use), indent=2))
     else:
-        for line in lines(loaded, documents, replicas, time.time()):
+        for line in [*lines(loaded, documents, replicas, time.time()), *slot_lines(loaded, replicas, use)]:
             click.echo(line)
     pools = set(loaded.config.pools)
     if pools - {r.pool for r in replicas if r.is_ready()}:
         raise SystemExit(3)
 
 
-async def _documents(loaded: LoadedConfig) -> list[FleetDocument]:
+async def _told(loaded: LoadedConfig) -> tuple[list[FleetDocument], Use]:
     redis = connect(loaded, timeout_s=2.0)
     try:
-        return await SupervisorSource(redis).documents()
-    except SourceUnavailable as exc:
+        documents = await SupervisorSource(redis).documents()
+        seconds, _ = await redis.time()
+        pools = slots_of(loaded.config.pools)
+        return documents, {
+            pool: use_in(cast(dict[bytes, bytes], await redis.hgetall(key_of(pool))), seconds * 1000) for pool in pools
+        }
+    except (SourceUnavailable, RedisError) as exc:
         raise StoreUnavailable(
             f"Redis does not answer ({exc}). Is Poolgate running? Start it with: poolgate up --config {loaded.path}"
         ) from exc
@@ -55,13 +66,19 @@ async def _documents(loaded: LoadedConfig) -> list[FleetDocument]:
         await redis.aclose()
 
 
-def as_document(loaded: LoadedConfig, documents: list[FleetDocument], replicas: list[ReplicaRecord]) -> dict[str, Any]:
+def as_document(
+    loaded: LoadedConfig, documents: list[FleetDocument], replicas: list[ReplicaRecord], use: Use
+) -> dict[str, Any]:
     """The same facts as the table; the engines' own keys stay out."""
     rows = [{k: v for k, v in asdict(r).items() if k != "api_key"} for r in replicas]
     return {
         "config": {"file": str(loaded.path), "revision": loaded.revision},
         "hosts": [{"host": d.host, "revision": d.revision, "published_s": d.published_s} for d in documents],
         "pools": {pool: [r for r in rows if r["pool"] == pool] for pool in loaded.config.pools},
+        "slots": {
+            pool: {"slots": slots, "running": use[pool][0], "waiting": use[pool][1]}
+            for pool, slots in _slots(loaded, replicas).items()
+        },
         "other_replicas": [r for r in rows if r["pool"] not in loaded.config.pools],
     }
 
@@ -79,6 +96,20 @@ def lines(
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [f"config {loaded.path}  revision {loaded.revision}", *_hosts(loaded, documents), "", *table]
+
+
+def slot_lines(loaded: LoadedConfig, replicas: list[ReplicaRecord], use: Use) -> list[str]:
+    """What the gateways send to each bounded pool, and keep waiting for it."""
+    rows = [
+        f"pool {pool}: {use[pool][0]} of {slots} slots taken, {use[pool][1]} requests wait in the gateway"
+        for pool, slots in _slots(loaded, replicas).items()
+    ]
+    return ["", *rows] if rows else []
+
+
+def _slots(loaded: LoadedConfig, replicas: list[ReplicaRecord]) -> dict[str, int]:
+    ready = [r.pool for r in replicas if r.is_ready()]
+    return {pool: bound * ready.count(pool) for pool, bound in slots_of(loaded.config.pools).items()}
 
 
 def _hosts(loaded: LoadedConfig, documents: list[FleetDocument]) -> list[str]:

@@ -1,6 +1,7 @@
 -- Divides the slots of pools among the gateway processes that ask for them, as one step. Called by capacity.py (EVALSHA).
 --
--- A pool is a hash: field "<process>" = "<slots held>;<end in ms>;<priority>:<requests>,…", what it runs and has waiting.
+-- A pool is a hash: field "<process>" = "<slots held>;<end in ms>;<requests running>;<priority>:<requests>,…", the last
+-- being what it runs and has waiting.
 -- Nobody may hold what another one still holds: the sum never exceeds the capacity that the asking process sees. Who
 -- holds more than its part is told so, keeps to it as its requests end, and says so with its next call.
 -- A dead process's slots come back when its field ends. All keys carry the hash tag {poolgate}; all have a TTL.
@@ -22,7 +23,7 @@ end
 local function others(key)
   local found, flat = {}, redis.call('HGETALL', key)
   for i = 1, #flat, 2 do
-    local held, ends_ms, asks = string.match(flat[i + 1], '^(%d+);(%d+);(.*)$')
+    local held, ends_ms, asks = string.match(flat[i + 1], '^(%d+);(%d+);%d+;(.*)$')
     if not held or tonumber(ends_ms) <= now_ms then
       redis.call('HDEL', key, flat[i])
     elseif flat[i] ~= ask.process then
@@ -88,7 +89,8 @@ local function divide(key, pool)
 
   local granted = math.max(0, math.min(part, pool.capacity - elsewhere))
   local held = math.max(granted, pool.running)
-  redis.call('HSET', key, ask.process, integer(held) .. ';' .. integer(now_ms + ask.hold_ms) .. ';' .. table.concat(asks, ','))
+  local told = {integer(held), integer(now_ms + ask.hold_ms), integer(pool.running), table.concat(asks, ',')}
+  redis.call('HSET', key, ask.process, table.concat(told, ';'))
   redis.call('PEXPIRE', key, integer(ask.hold_ms + 1000))
   return {granted, #processes, granted < wanted and 1 or 0}
 end

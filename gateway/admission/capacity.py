@@ -14,7 +14,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, cast
 
@@ -32,6 +32,22 @@ TICK_S = 1.0  # between two calls while a pool is in use
 SHARED_S = 0.25  # while other processes use it too
 WANTED_S = 0.05  # while somebody waits for what others may give back
 QUIET_S = 10.0  # a pool that nobody has asked for so long is let go: a quiet gateway asks nobody anything
+
+
+def key_of(pool: str) -> str:
+    """Where Redis keeps which process holds how many slots of the pool."""
+    return f"{{poolgate}}:slots:{pool}"
+
+
+def use_in(fields: Mapping[bytes, bytes], now_ms: int) -> tuple[int, int]:
+    """(running, waiting): requests of all processes, from what is under `key_of`; `now_ms` by Redis' clock."""
+    running = asked = 0
+    for told in fields.values():
+        _, ends_ms, runs, asks = told.split(b";")
+        if int(ends_ms) > now_ms:
+            running += int(runs)
+            asked += sum(int(each.partition(b":")[2]) for each in asks.split(b",") if each)
+    return running, max(0, asked - running)
 
 
 class Capacity:
@@ -126,7 +142,7 @@ class Capacity:
             if is_leaving:
                 asks, running = [], 0
             body.append({"capacity": pool.capacity, "running": running, "asks": asks})
-        keys = [f"{{poolgate}}:slots:{pool.name}" for pool in pools]
+        keys = [key_of(pool.name) for pool in pools]
         request = msgspec.json.encode({"process": self._process, "hold_ms": int(HOLD_S * 1000), "pools": body})
 
         async def run(redis: Redis) -> Any:

@@ -269,7 +269,7 @@ class Slots:
         return -(-self._classes[class_name].queue_max // pool.processes)
 
     def _is_full(self, pool: PoolSlots, class_name: str) -> bool:
-        most = self._queue_max(pool, class_name) + (pool.capacity - pool.granted if pool.may_grow else 0)
+        most = self._queue_max(pool, class_name) + (max(0, pool.capacity - pool.granted) if pool.may_grow else 0)
         return pool.queue.waiting(class_name) >= most
 
     def _full(self, places: Sequence[PoolSlots], class_name: str) -> PoolFull:

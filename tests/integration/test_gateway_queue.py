@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 from fakes.engine import FakeEngine, running_fake_engine
-from fakes.line import BATCH_KEY, KEY, Gateway, running_gateway, sha256
+from fakes.line import BATCH_KEY, KEY, Gateway, process, running_gateway, sha256
 from fakes.scrape import read
 from fakes.waits import eventually
 
@@ -58,6 +58,13 @@ async def until_waiting(gateway: Gateway, count: int) -> None:
     await eventually(is_so, f"{count} wait")
 
 
+async def shows(gateway: Gateway, line: str) -> bool:
+    log = gateway.log.with_name("status.log")
+    async with process(["status", "--config", str(gateway.config)], log) as (child, shown):
+        await child.wait()
+    return line in shown.read_text()
+
+
 async def until_running(engine: FakeEngine, count: int) -> None:
     async def is_so() -> bool:
         return (await engine.state())["running"] == count
@@ -103,6 +110,8 @@ async def test_a_full_queue_is_503_with_the_time_and_engines_and_budgets_see_not
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.headers["x-poolgate-error-source"] == "gateway"
         assert len(await engine.requests()) == 1
+        status = "pool tiny: 1 of 1 slots taken, 3 requests wait in the gateway"
+        await eventually(lambda: shows(gateway, status), "status tells of it, a second later", 30)
         for task in [running, *queued]:
             task.cancel()
         await gateway.at_rest()

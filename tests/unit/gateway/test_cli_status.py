@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from fakes.story import a_config, replica
 
 from gateway import cli_status
+from gateway.admission.capacity import use_in
 from gateway.cli_status import as_document, duration, lines, status
 from gateway.config.load import LoadedConfig
 from gateway.domain.replica import FleetDocument, Load, ReplicaState
@@ -69,7 +70,7 @@ def test_a_supervisor_with_another_config_is_told() -> None:
 
 def test_the_engines_keys_are_in_neither_form() -> None:
     made = document(replica("big/0@h1", api_key="canary"))
-    shown = json.dumps(as_document(CONFIG, [made], list(made.replicas)))
+    shown = json.dumps(as_document(CONFIG, [made], list(made.replicas), {}))
     assert "canary" not in shown + "".join(rendered(made))
     assert json.loads(shown)["pools"]["big"][0]["state"] == "ready"
 
@@ -98,15 +99,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     """`run(documents, flags…)` over a config with the pools big and small."""
     path = tmp_path / "config.toml"
     path.write_text(
-        "[pools.big]\nmodel = '/m/big'\n[pools.small]\nurls = ['http://small']\n"
+        "[pools.big]\nmodel = '/m/big'\nmax_num_seqs = 4\n[pools.small]\nurls = ['http://small']\n"
         "[routes.chat]\ntargets = [{ pool = 'big' }]\n"
     )
 
     def call(documents: list[FleetDocument], *flags: str) -> Result:
-        async def answer(_: LoadedConfig) -> list[FleetDocument]:
-            return documents
+        async def answer(_: LoadedConfig) -> tuple[list[FleetDocument], dict[str, tuple[int, int]]]:
+            return documents, {"big": (3, 17)}
 
-        monkeypatch.setattr(cli_status, "_documents", answer)
+        monkeypatch.setattr(cli_status, "_told", answer)
         return CliRunner().invoke(status, ["--config", str(path), *flags])
 
     return call
@@ -127,5 +128,16 @@ def test_exit_code_3_when_a_pool_has_none(state: ReplicaState, run: Callable[...
 def test_json_is_one_document(run: Callable[..., Result]) -> None:
     result = run([document(replica("big/0@h1"))], "--json")
     shown = json.loads(result.output)
-    assert set(shown) == {"config", "hosts", "pools", "other_replicas"}
+    assert set(shown) == {"config", "hosts", "pools", "slots", "other_replicas"}
     assert set(shown["pools"]) == {"big", "small"}
+    assert shown["slots"] == {"big": {"slots": 4, "running": 3, "waiting": 17}}
+
+
+def test_a_pool_with_a_bound_says_how_full_it_is(run: Callable[..., Result]) -> None:
+    shown = run([document(replica("big/0@h1"), replica("big/1@h1"))]).output.splitlines()
+    assert shown[-1] == "pool big: 3 of 8 slots taken, 17 requests wait in the gateway"
+
+
+def test_what_redis_holds_of_a_pool_counts_only_processes_that_live() -> None:
+    fields = {b"a": b"4;2000;3;0:5,10:7", b"b": b"2;2000;0;0:0", b"dead": b"9;999;9;0:99"}
+    assert use_in(fields, 1000) == (3, 9)
