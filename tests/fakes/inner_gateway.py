@@ -105,6 +105,11 @@ class InnerGateway:
             for connection in list(kept):
                 connection.abort()
 
+    async def open_redis_connections(self) -> None:
+        """As many as calls of its parts may need side by side: they stay, and are no leak."""
+        link = self._gate._budget._link
+        await asyncio.gather(*(link.call(lambda redis: redis.ping()) for _ in range(8)))
+
     def left(self) -> dict[str, int]:
         """What is held for requests, by name; all 0 at rest."""
         return {
@@ -115,6 +120,8 @@ class InnerGateway:
             "active": self.wire.active,
             "unsettled tickets": self.unsettled,
             "running by account": sum(ticket._account.running for ticket in self.tickets),
+            "slots": sum(pool.held for pool in self.runtime.slots.pools()),
+            "waiting": sum(len(pool.queue) for pool in self.runtime.slots.pools()),
             "records missing": self.begun - len(self.records),
         }
 

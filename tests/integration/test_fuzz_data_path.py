@@ -70,7 +70,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) ->
         "routes": {"chat": {"targets": [{"pool": "p"}]}},
     }
     async with ScriptedUpstream(made.serve) as one, ScriptedUpstream(made.serve) as two:
-        pool = {"served_name": "tiny", "max_model_len": 1_000_000}
+        pool = {"served_name": "tiny", "max_model_len": 1_000_000, "max_in_flight": 3}
         async with (
             inner_gateway(
                 folder / "plain",
@@ -87,6 +87,8 @@ async def world(tmp_path_factory: pytest.TempPathFactory, redis_process: Any) ->
                 **keys,
             ) as made.commenting,
         ):
+            for gateway in (made.plain, made.commenting):
+                await gateway.open_redis_connections()
             yield made
 
 
