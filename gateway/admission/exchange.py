@@ -20,10 +20,11 @@ from gateway.admission.limits import BACK_S, KEEP_S, PERIODS, SLOT_WAIT_S, Kind,
 from gateway.admission.link import RedisLink
 from gateway.admission.local import Ledger
 from gateway.admission.period import PeriodUse
+from gateway.domain.store_keys import TAG
 
 ALIVE_MS = 30_000  # a process that says nothing for so long is no longer counted
 SLOTS_S = 30.0  # slots whose process died come free after this
-GATEWAYS_KEY = "{poolgate}:gateways"
+GATEWAYS_KEY = f"{TAG}:gateways"
 MAX_ASKS = 128
 MAX_AHEAD = 10_000
 
@@ -169,7 +170,7 @@ class Exchange:
 
     def encode(self) -> tuple[list[str], bytes]:
         """KEYS and ARGV[1]."""
-        self.keys = {GATEWAYS_KEY: 1, f"{{poolgate}}:process:{self.process}": 2}
+        self.keys = {GATEWAYS_KEY: 1, f"{TAG}:process:{self.process}": 2}
         body = {
             "process": self.process,
             "number": self.number,

@@ -17,10 +17,11 @@ from gateway.admission.key_record import new_key
 from gateway.admission.key_ring import KeyRing
 from gateway.admission.link import PATIENT_S, RedisLink
 from gateway.config.load import LoadedConfig
+from gateway.domain.store_keys import TAG
 
 log = logging.getLogger(__name__)
 
-MARKER = "poolgate:first_key"  # "done", or for at most CLAIM_S whoever is making it
+MARKER = f"{TAG}:first_key"  # "done", or for at most CLAIM_S whoever is making it
 DONE = b"done"
 CLAIM_S = 10
 WAIT_S = 15.0

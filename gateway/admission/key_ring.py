@@ -1,6 +1,6 @@
 """Keys made at run time, in Redis: make, find, list, revoke. Used by keys.py for look-ups and by `poolgate keys`.
 
-`poolgate:key:<sha256>` holds one record (the key itself is nowhere); `poolgate:keys` maps key id to that hash.
+`{poolgate}:key:<sha256>` holds one record (the key itself is nowhere); `{poolgate}:keys` maps key id to that hash.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from gateway.admission.link import PATIENT_S, RedisLink
 from gateway.config.schema import NAME_PATTERN, Config
 from gateway.domain.errors import BadRequest
 from gateway.domain.request import NO_LIMITS, Limits
+from gateway.domain.store_keys import TAG
 
 log = logging.getLogger(__name__)
 
-INDEX = "poolgate:keys"
+INDEX = f"{TAG}:keys"
 KEY_NAME = re.compile(NAME_PATTERN)
 KEPT_S = 30 * 86_400  # a record after its key was revoked or has expired
 # one step, so that a record which lapses meanwhile does not come back half: KEYS record; ARGV seconds that it is kept
@@ -36,7 +37,7 @@ return 1
 
 
 def record_key(digest: str) -> str:
-    return f"poolgate:key:{digest}"
+    return f"{TAG}:key:{digest}"
 
 
 @dataclass(frozen=True, slots=True)

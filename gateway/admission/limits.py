@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from gateway.domain.errors import LimitExceeded
 from gateway.domain.request import Limits, RateState
+from gateway.domain.store_keys import TAG
 
 WINDOW_S = 60
 SPAN_S = 1.0  # what is taken ahead may be spent for so long
@@ -54,7 +55,7 @@ class Limit:
 
     @property
     def key(self) -> str:
-        return f"{{poolgate}}:{self.kind}:{self.scope}"
+        return f"{TAG}:{self.kind}:{self.scope}"
 
     def ask(self, tokens: int) -> int:
         return tokens if self.kind in TOKEN_KINDS else 1

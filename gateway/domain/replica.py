@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-HOSTS_KEY = "poolgate:hosts"  # sorted set: host name, scored with the time (s, Redis clock) of its last publication
+from gateway.domain.store_keys import TAG
+
+HOSTS_KEY = f"{TAG}:hosts"  # sorted set: host name, scored with the time (s, Redis clock) of its last publication
 FLEET_TTL_S = 10.0
 
 
 def fleet_key(host: str) -> str:
-    return f"poolgate:fleet:{host}"
+    return f"{TAG}:fleet:{host}"
 
 
 class ReplicaState(StrEnum):

@@ -113,15 +113,15 @@ async def test_a_revoked_key_stays_on_record_for_a_month_and_then_is_forgotten(
     async with process(config_for(redis_url)) as (ring, store):
         made, kept = await ring.create("gone"), await ring.create("kept")
         await ring.revoke("gone")
-        key = f"poolgate:key:{digest_of(made.clear.encode())}"
+        key = f"{{poolgate}}:key:{digest_of(made.clear.encode())}"
         first_revoked_s = await redis_client.hget(key, "revoked_s")
         assert KEPT_S - 60 < await redis_client.ttl(key) <= KEPT_S
-        assert await redis_client.ttl(f"poolgate:key:{digest_of(kept.clear.encode())}") == -1
+        assert await redis_client.ttl(f"{{poolgate}}:key:{digest_of(kept.clear.encode())}") == -1
         assert await ring.revoke(made.record.id) == ()
         assert await redis_client.hget(key, "revoked_s") == first_revoked_s
         await redis_client.delete(key)  # as when the month is over
         assert [record.name for record in await ring.all_keys()] == ["kept"]
-        assert await redis_client.hlen("poolgate:keys") == 1
+        assert await redis_client.hlen("{poolgate}:keys") == 1
         assert await ring.revoke(made.record.id) == ()
         assert not await redis_client.exists(key)
         assert await is_refused(store, made.clear)
@@ -132,7 +132,7 @@ async def test_an_expired_key_lapses_a_month_after_its_end(
 ) -> None:
     async with process(config_for(redis_url)) as (ring, _):
         made = await ring.create("short", expires_in_s=100)
-        left_s = await redis_client.ttl(f"poolgate:key:{digest_of(made.clear.encode())}")
+        left_s = await redis_client.ttl(f"{{poolgate}}:key:{digest_of(made.clear.encode())}")
         assert KEPT_S + 40 < left_s <= KEPT_S + 100
 
 
@@ -140,7 +140,7 @@ async def test_an_expired_key_is_refused(redis_url: str, redis_client: Redis, co
     async with process(config_for(redis_url)) as (ring, store):
         made = await ring.create("short", expires_in_s=100)
         digest = digest_of(made.clear.encode())
-        await redis_client.hset(f"poolgate:key:{digest}", "expires_s", str(made.record.created_s - 1))
+        await redis_client.hset(f"{{poolgate}}:key:{digest}", "expires_s", str(made.record.created_s - 1))
         assert await is_refused(store, made.clear)
 
 
@@ -149,7 +149,7 @@ async def test_a_record_that_nobody_can_read_is_refused_and_told(
 ) -> None:
     async with process(config_for(redis_url)) as (ring, store):
         made = await ring.create("ci")
-        await redis_client.hdel(f"poolgate:key:{digest_of(made.clear.encode())}", "models")
+        await redis_client.hdel(f"{{poolgate}}:key:{digest_of(made.clear.encode())}", "models")
         assert await is_refused(store, made.clear)
         assert "cannot be read" in caplog.text
         assert await ring.all_keys() == ()

@@ -49,11 +49,7 @@ class SupervisorSource:
         try:
             known = cast(list[bytes], await self._redis.zrange(HOSTS_KEY, 0, -1))
             hosts = [str(host, "utf-8", "replace") for host in known]
-            # one GET per host in a pipeline, not one MGET: in a Redis Cluster the keys lie in different slots
-            pipeline = self._redis.pipeline(transaction=False)
-            for host in hosts:
-                pipeline.get(fleet_key(host))
-            raw = await pipeline.execute() if hosts else []
+            raw = await self._redis.mget([fleet_key(host) for host in hosts]) if hosts else []
         except (RedisError, OSError, TimeoutError) as exc:
             raise SourceUnavailable(f"Redis: {type(exc).__name__}") from exc
         documents = []

@@ -21,7 +21,6 @@ class Store:
 
     def __init__(self, hosts: list[bytes], documents: dict[str, bytes], failure: Exception | None = None) -> None:
         self.hosts, self.documents, self.failure = hosts, documents, failure
-        self._asked: list[str] = []
 
     async def zrange(self, key: str, start: int, end: int) -> list[bytes]:
         assert (key, start, end) == (HOSTS_KEY, 0, -1)
@@ -29,16 +28,8 @@ class Store:
             raise self.failure
         return self.hosts
 
-    def pipeline(self, *, transaction: bool) -> Store:
-        assert not transaction
-        return self
-
-    def get(self, key: str) -> None:
-        self._asked.append(key)
-
-    async def execute(self) -> list[bytes | None]:
-        asked, self._asked = self._asked, []
-        return [self.documents.get(key) for key in asked]
+    async def mget(self, keys: list[str]) -> list[bytes | None]:
+        return [self.documents.get(key) for key in keys]
 
 
 def source(store: Store) -> SupervisorSource:
