@@ -26,6 +26,7 @@ from gateway.admission.link import PATIENT_S, PROBE_S, RedisLink
 from gateway.admission.slots import HOLD_S, PoolSlots, Slots
 from gateway.config.tasks import end_task
 from gateway.domain.errors import StoreUnavailable
+from gateway.domain.store_keys import TAG
 
 log = logging.getLogger(__name__)
 TICK_S = 1.0  # between two calls while a pool is in use
@@ -36,7 +37,7 @@ QUIET_S = 10.0  # a pool that nobody has asked for so long is let go: a quiet ga
 
 def key_of(pool: str) -> str:
     """Where Redis keeps which process holds how many slots of the pool."""
-    return f"{{poolgate}}:slots:{pool}"
+    return f"{TAG}:slots:{pool}"
 
 
 def use_in(fields: Mapping[bytes, bytes], now_ms: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from pydantic_settings.exceptions import SettingsError
 
 from gateway.config import rules
 from gateway.config.faults import lines_of
+from gateway.config.redis_url import read_redis_url
 from gateway.config.schema import Config
 from gateway.domain.errors import ConfigError
 
@@ -72,8 +73,9 @@ def parse(data: dict[str, Any], path: Path) -> LoadedConfig:
 
 def revision_of(config: Config) -> str:
     content = config.model_dump(mode="json", by_alias=True)
-    # without its password: a revision is shown, and a weak password could be guessed from it
-    content["redis"]["url"] = config.redis.url.get_secret_value().rpartition("@")[2]
+    # without its passwords: a revision is shown, and a weak password could be guessed from it
+    url = config.redis.url.get_secret_value()
+    content["redis"]["url"] = url if config.redis.is_embedded else read_redis_url(url).public
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

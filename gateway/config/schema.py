@@ -7,10 +7,9 @@ vLLM's own options keep vLLM's own names.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -23,6 +22,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.config.redis_url import read_redis_url
 from gateway.domain.request import Limits
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
@@ -108,30 +108,13 @@ class RedisSection(Section):
     @classmethod
     def _known_scheme(cls, url: SecretStr) -> SecretStr:
         text = url.get_secret_value()
-        if text != "embedded" and not text.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError('is no Redis; give "embedded", redis://…, rediss://… or unix://…')
         if text != "embedded":
-            check_redis_url(text)
+            read_redis_url(text)
         return url
 
     @property
     def is_embedded(self) -> bool:
         return self.url.get_secret_value() == "embedded"
-
-
-def check_redis_url(text: str) -> None:
-    """Raises ValueError for what redis-py would only stumble over when it connects; never repeats the URL."""
-    try:
-        parts = urlsplit(text)
-        _ = parts.port
-    except ValueError as exc:
-        raise ValueError("cannot be read; write redis://:PASSWORD@HOST:PORT/NUMBER, brackets around IPv6") from exc
-    if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
-        raise ValueError("names no database by number; write redis://HOST:PORT/NUMBER")
-    known = {"db", "username", "password", "protocol"}
-    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in known and not name.startswith("ssl_"):
-            raise ValueError(f'has an option "{name}" that Redis does not know; remove it')
 
 
 class ClassSection(Section):

@@ -10,6 +10,7 @@ from pathlib import Path
 import redis.asyncio as redis_asyncio
 
 from gateway.config.load import LoadedConfig
+from gateway.config.redis_client import client_for
 
 MAX_SOCKET_PATH = 100  # Linux allows 107 bytes in sun_path
 
@@ -33,12 +34,4 @@ def connect(loaded: LoadedConfig, *, timeout_s: float | None = None) -> redis_as
 
     Every call ends within `timeout_s` (default: `redis.timeout_s`), with redis.TimeoutError or redis.ConnectionError.
     """
-    deadline = loaded.config.redis.timeout_s if timeout_s is None else timeout_s
-    return redis_asyncio.Redis.from_url(
-        store_url(loaded),
-        socket_timeout=deadline,
-        socket_connect_timeout=deadline,
-        health_check_interval=0,
-        decode_responses=False,
-        retry=None,
-    )
+    return client_for(store_url(loaded), loaded.config.redis.timeout_s if timeout_s is None else timeout_s)

@@ -142,7 +142,7 @@ from pydantic import ValidationError
         ),
         (
             sound(redis={"url": "http://x"}),
-            'redis.url: is no Redis; give "embedded", redis://…, rediss://… or unix://…',
+            'redis.url: is no Redis; give "embedded", redis://…, rediss://…, unix://…, redis+sentinel://… or redis+cluster://…',
         ),
         # options of vLLM
         (pool(vllm_args={"--port": 1}), 'pools.a.vllm_args: "--port" is set by Poolgate itself; remove it'),
