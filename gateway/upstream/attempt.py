@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -16,6 +17,7 @@ from gateway.domain.replica import ReplicaRecord
 from gateway.domain.request import InferenceRequest
 from gateway.fleet.registry import Registry
 from gateway.upstream.body import JSON, content_type_for, count_of, count_request
+from gateway.upstream.counts import Counts, key_of
 from gateway.upstream.forward import forward
 from gateway.upstream.journey import Journey
 from gateway.upstream.retry import MAX_REFUSED, RetryBudget, never_connected, other_may_mend
@@ -44,6 +46,7 @@ class Attempts:
         self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.gap_s, timeouts.total_s)
         self._retry = retry
         self._budget = RetryBudget(retry)
+        self._counts = Counts()
 
     async def run(self, journey: Journey, candidates: Sequence[ReplicaRecord]) -> Outcome:
         """Answers the caller with the reply of the first candidate that gives one. Raises UpstreamError.
@@ -117,24 +120,34 @@ class Attempts:
     async def count_tokens(self, request: InferenceRequest, replicas: Sequence[ReplicaRecord]) -> int | None:
         """The prompt's tokens by a replica's own tokenizer and chat template: the first that takes the connection.
 
-        None when it cannot say; the engine that gets the request then decides for itself.
+        None when it cannot say; the engine that gets the request then decides for itself. The same prompt is counted
+        once for all who ask at the same time, and known for a while.
         """
         for replica in replicas[:MAX_COUNT_TRIES]:
             path, body = count_request(request, replica)
             upstream = UpstreamRequest(b"POST", path, headers_for(request, replica, 0, JSON), body)
+            key = await key_of(replica.pool, path, body)
             try:
-                reply = await self._transport.send(replica.url, upstream, COUNT_DEADLINES)
-                try:
-                    answer = await reply.read_all(MAX_COUNT_BYTES)
-                finally:
-                    reply.close()
-                return count_of(answer) if reply.status == 200 else None
-            except (GatewayError, msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: bad UTF-8
-                if not never_connected(exc):
-                    log.warning("replica %s could not count a prompt: %s", replica.id, exc)
-                    return None
-                self._fleet.set_aside(replica, REFUSED, str(exc))
+                return await self._counts.of(key, partial(self._count_by, replica, upstream))
+            except GatewayError:  # nobody is there; the log has it
+                continue
         return None
+
+    async def _count_by(self, replica: ReplicaRecord, upstream: UpstreamRequest) -> int | None:
+        """Raises the error of a connection that could not be made: another replica may say."""
+        try:
+            reply = await self._transport.send(replica.url, upstream, COUNT_DEADLINES)
+            try:
+                answer = await reply.read_all(MAX_COUNT_BYTES)
+            finally:
+                reply.close()
+            return count_of(answer) if reply.status == 200 else None
+        except (GatewayError, msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: bad UTF-8
+            if never_connected(exc):
+                self._fleet.set_aside(replica, REFUSED, str(exc))
+                raise
+            log.warning("replica %s could not count a prompt: %s", replica.id, exc)
+            return None
 
 
 def headers_for(

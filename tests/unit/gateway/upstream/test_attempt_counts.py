@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from fakes.story import FakeReply, a_request
+from fakes.story import FakeReply, a_request, replica
 
 from gateway.domain.errors import UpstreamBroken, UpstreamTimeout
 from gateway.domain.replica import ReplicaRecord
@@ -62,3 +64,27 @@ async def test_no_count_is_none() -> None:
     assert await counted(FakeReply(b"{}", status=404)) is None
     assert await counted(REFUSED, REFUSED) is None
     assert await counted(candidates=()) is None
+
+
+async def test_the_same_prompt_again_costs_no_second_call() -> None:
+    made = await world(FakeReply(b'{"count": 31}'), FakeReply(b'{"count": 8}'), FakeReply(b'{"count": 32}'))
+    ask = made.attempts.count_tokens
+    assert [await ask(a_request(), [A]), await ask(a_request(max_tokens=9), [A])] == [31, 31]
+    assert await ask(a_request(messages=[{"role": "user", "content": "another"}]), [A]) == 8
+    assert await ask(a_request(), [B]) == 32, "another pool has another tokenizer"
+    assert len(made.transport.sent) == 3
+
+
+async def test_a_prompt_that_could_not_be_counted_is_asked_for_again() -> None:
+    made = await world(FakeReply(b"{}", status=500), REFUSED, FakeReply(b'{"count": 31}'))
+    assert await made.attempts.count_tokens(a_request(), [A]) is None
+    assert await made.attempts.count_tokens(a_request(), [A]) is None
+    assert await made.attempts.count_tokens(a_request(), [A]) == 31
+
+
+@pytest.mark.parametrize("second", [B, replica("a/1@h")], ids=["other pool", "same pool"])
+async def test_callers_who_share_a_refused_connection_share_the_next_one_too(second: ReplicaRecord) -> None:
+    made = await world(REFUSED, FakeReply(b'{"count": 31}'))
+    replicas = [A, second]
+    assert await asyncio.gather(*(made.attempts.count_tokens(a_request(), replicas) for _ in range(4))) == [31] * 4
+    assert len(made.transport.sent) == 2
