@@ -18,7 +18,8 @@ from gateway.config.outside import outside_faults
 from gateway.config.schema import Config, key_variables
 from workers.facts import Facts, Trouble
 from workers.gpu import list_cards
-from workers.look import look_at_port, look_at_redis
+from workers.look import look_at_port
+from workers.look_redis import look_at_redis
 from workers.model_dir import read_model_dir
 from workers.spec import WorkerSpec, specs_of
 

@@ -31,6 +31,10 @@ class MasterUnknown(ConnectionError):
         self.reasons = reasons
 
 
+class ServiceUnknown(ConnectionError):
+    """A sentinel that watches other masters only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What one member knows. A higher `epoch` is newer; `others` can be asked next time, beside those of the URL."""
@@ -125,7 +129,9 @@ def ask_sentinel(service: str, connection_class: type[Connection], options: dict
         async with _Call(connection_class, member, options) as call:
             # the first changes as soon as a replica is promoted, the second only when all others follow it
             address = await call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
-            state = await call("SENTINEL", "MASTER", service)
+            state = await call("SENTINEL", "MASTER", service) if address else []
+        if address is None:
+            raise ServiceUnknown(f"the sentinel knows no service {service!r}")
         host, port = address
         fields = dict(zip(state[::2], state[1::2], strict=True))
         return Told(int(fields[b"config-epoch"]), (host.decode(), int(port)))

@@ -18,6 +18,7 @@ from gateway.admission.exchange import Script
 from gateway.admission.holdings import Holdings
 from gateway.admission.limits import Scope
 from gateway.admission.link import RedisLink
+from gateway.config.redis_client import client_for
 from gateway.config.tasks import end_task
 from gateway.domain.errors import LimitExceeded
 from gateway.domain.outcome import Ending, Outcome, Usage
@@ -36,7 +37,7 @@ async def budgets(
 ) -> AsyncIterator[list[Budget]]:
     """As many budgets as gateway processes would have, each with connections of its own. `closed`: no test of Redis'
     own arithmetic can pass by the local one. `started`: each knows of the others from the beginning."""
-    links = [RedisLink(Redis.from_url(url, socket_timeout=20.0, retry=None), timeout_s=timeout_s) for _ in range(count)]
+    links = [RedisLink(client_for(url, 20.0), timeout_s=timeout_s) for _ in range(count)]
     made = [Budget(link, on_outage=on_outage, clock=clock) for link in links]
     try:
         if started:

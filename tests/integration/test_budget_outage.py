@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 from fakes.budget_world import budgets, held, in_window, reserve, scope, second_of, tokens_in_window, used
+from fakes.outages import uses_redis
 from fakes.redis_process import RedisProcess
 from fakes.waits import eventually
 from redis.asyncio import Redis
@@ -36,16 +37,6 @@ async def decide(budget: Budget, count: int, **limits: int) -> list[Ticket | Bas
     async with asyncio.timeout(HANGS_S):
         calls = [reserve(budget, [scope(**limits)], 1) for _ in range(count)]
         return await asyncio.gather(*calls, return_exceptions=True)
-
-
-async def uses_redis(budget: Budget) -> bool:
-    """Whether a decision is made in Redis again; leaves no slot behind."""
-    try:
-        ticket = await reserve(budget, [scope("key:probe", slots=1000)])
-    except StoreUnavailable:
-        return False
-    ticket.settle(used(0))
-    return second_of(ticket) is not None
 
 
 async def test_scripts_flushed_under_load_are_loaded_again(redis_url: str, redis_client: Redis) -> None:

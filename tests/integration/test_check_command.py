@@ -243,7 +243,7 @@ async def test_a_redis_that_refuses_the_password_and_no_password_is_printed(tmp_
         answer = await check(sound(tmp_path, model, redis={"url": url}))
         finding = answer.finding("redis.url")
         assert fact in finding["fact"] and str(own_redis.socket) in finding["fact"]
-        assert "redis://USER:PASSWORD@HOST" in finding["way_out"]
+        assert "unix://USER:PASSWORD@/PATH" in finding["way_out"]
         assert CANARY not in answer.stdout + answer.stderr
     good = await check(sound(tmp_path, model, redis={"url": f"unix://:{CANARY}@{own_redis.socket}"}))
     assert good.code == 0

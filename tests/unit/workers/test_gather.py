@@ -8,7 +8,6 @@ import pytest
 
 from gateway.config.load import parse
 from workers.gather import look_at_command, look_at_state_dir, nvidia_names, overrides
-from workers.look import place_of
 from workers.spec import WorkerSpec, specs_of
 
 LISTING = """\
@@ -110,18 +109,3 @@ def test_overrides_are_told_by_name_never_by_value():
         ("POOLGATE_REDIS__URL", "redis.url"),
         ("poolgate_gateway__timeouts__gap_s", "gateway.timeouts.gap_s"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("redis://user:secret@host:7000/1", "redis://host:7000"),
-        ("rediss://:secret@host", "rediss://host:6379"),
-        ("unix:///run/redis.sock?password=secret", "unix:///run/redis.sock"),
-        ("unix://user:secret@/run/redis.sock", "unix:///run/redis.sock"),
-        ("redis://:secret@host:port", "the server"),
-        ("redis://[secret", "the server"),
-    ],
-)
-def test_the_place_of_a_redis_url_holds_no_secret(url, place):
-    assert place_of(url) == place

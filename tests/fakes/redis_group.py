@@ -1,0 +1,224 @@
+"""Several real redis-servers that belong together: a master with a replica behind sentinels, and a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fakes.ports import free_port
+from redis.connection import Connection
+from redis.exceptions import RedisError
+
+from workers.redis_binary import find_binary
+
+WITHIN_S = 60.0
+DOWN_MS = 800  # silence after which a server counts as down
+SERVICE = "poolgate-test"
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Server:
+    """One redis-server on a port; a test may freeze it, kill it and start it again."""
+
+    directory: Path
+    port: int
+    options: list[str]
+    password: str | None = None
+    binary: Path = field(default_factory=find_binary)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    def start(self) -> None:
+        self.directory.mkdir(exist_ok=True)
+        with open(self.directory / "log", "ab") as log:
+            command = [str(self.binary), *self.options, "--port", str(self.port), "--bind", HOST]
+            self.process = subprocess.Popen([*command, "--dir", str(self.directory)], stdout=log, stderr=log)
+        until(lambda: self.call("PING"), f"{self.options} answers: {(self.directory / 'log').read_text()}")
+
+    def call(self, *words: Any) -> Any:
+        """The raw reply of this very server. Raises RedisError."""
+        connection = Connection(host=HOST, port=self.port, password=self.password, socket_timeout=10, protocol=2)
+        try:
+            connection.send_command(*words)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def freeze(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def is_master(self) -> bool:
+        return bool(self.call("ROLE")[0] == b"master")
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    """The first true answer; errors of Redis are answers that are not true yet."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            if answer := look():
+                return answer
+            last: object = answer
+        except RedisError as exc:
+            last = exc
+        assert time.monotonic() < deadline, f"not within {WITHIN_S} s: {what} ({last!r})"
+        time.sleep(0.02)
+
+
+def plain(directory: Path, *options: str) -> Server:
+    return Server(directory, free_port(), ["--save", "", "--appendonly", "no", *options])
+
+
+@dataclass
+class Watched:
+    """A master and a replica behind two sentinels, of which one is enough (quorum 1, and both elect)."""
+
+    servers: list[Server]
+    sentinels: list[Server]
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(sentinel.address for sentinel in self.sentinels)}/{SERVICE}"
+
+    @property
+    def master(self) -> Server:
+        return next(server for server in self.servers if server.process is not None and server.is_master())
+
+    def fail_over(self) -> None:
+        """As an operator would; returns when the other one is the master."""
+        old = self.master
+        self.sentinels[0].call("SENTINEL", "FAILOVER", SERVICE)
+        self.has_other_master(old)
+
+    def has_other_master(self, old: Server) -> None:
+        [new] = [server for server in self.servers if server is not old]
+        until(new.is_master, "the replica is promoted")
+
+
+@contextmanager
+def running_sentinels(folder: Path, *options: str, count: int = 2) -> Iterator[Watched]:
+    """`options` go to the data servers."""
+    master = plain(folder / "a", *options)
+    replica = plain(folder / "b", *options, "--replicaof", HOST, str(master.port))
+    group = Watched([master, replica], [])
+    try:
+        for server in group.servers:
+            server.start()
+        for number in range(count):
+            config = folder / f"sentinel-{number}.conf"
+            config.write_text(
+                f"sentinel monitor {SERVICE} {HOST} {master.port} 1\n"
+                f"sentinel down-after-milliseconds {SERVICE} {DOWN_MS}\n"
+                f"sentinel failover-timeout {SERVICE} 4000\n"
+            )
+            group.sentinels.append(Server(folder / f"sentinel-{number}", free_port(), [str(config), "--sentinel"]))
+            group.sentinels[-1].start()
+        for sentinel in group.sentinels:
+            until(lambda s=sentinel: knows_all(s, count), "the sentinel knows the replica and the others")  # type: ignore[misc]
+        yield group
+    finally:
+        for server in [*group.sentinels, *group.servers]:
+            server.stop()
+
+
+def knows_all(sentinel: Server, count: int) -> bool:
+    reply = sentinel.call("SENTINEL", "MASTER", SERVICE)
+    facts = dict(zip(reply[::2], reply[1::2], strict=True))
+    replicas = sentinel.call("SENTINEL", "REPLICAS", SERVICE)
+    links = [dict(zip(reply[::2], reply[1::2], strict=True)).get(b"master-link-status") for reply in replicas]
+    return int(facts[b"num-other-sentinels"]) == count - 1 and links == [b"ok"]
+
+
+@dataclass
+class Cluster:
+    """Three masters; `replica` follows the one that serves Poolgate's slot, `keeper`."""
+
+    masters: list[Server]
+    replica: Server
+    keeper: Server
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(server.address for server in self.masters)}"
+
+    @property
+    def others(self) -> list[Server]:
+        return [server for server in self.masters if server is not self.keeper]
+
+
+@contextmanager
+def running_cluster(folder: Path, slot: int, *options: str) -> Iterator[Cluster]:
+    mode = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(DOWN_MS), *options]
+    every = [plain(folder / f"node-{number}", *mode) for number in range(4)]
+    for server in every:
+        server.port = cluster_port()
+    *masters, replica = every
+    bounds = [0, 5461, 10923, 16384]
+    try:
+        for server in every:
+            server.start()
+        for number, server in enumerate(masters):
+            server.call("CLUSTER", "ADDSLOTS", *range(bounds[number], bounds[number + 1]))
+            server.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for server in every[1:]:
+            server.call("CLUSTER", "MEET", HOST, every[0].port)
+        keeper = masters[next(number for number in range(3) if slot < bounds[number + 1])]
+        keeper_id = keeper.call("CLUSTER", "MYID")
+        for server in every:
+            until(lambda s=server: knows_nodes(s, len(every)), "the nodes know each other")  # type: ignore[misc]
+        until(lambda: replica.call("CLUSTER", "REPLICATE", keeper_id.decode()), "the replica follows")
+        for server in every:
+            until(lambda s=server: is_whole(s), "the cluster is whole")  # type: ignore[misc]
+        until(lambda: b"master_link_status:up" in replica.call("INFO", "replication"), "the replica is in sync")
+        yield Cluster(masters, replica, keeper)
+    finally:
+        for server in every:
+            server.stop()
+
+
+def cluster_port() -> int:
+    """A port whose bus port is free too."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port + 10_000))
+            return port
+
+
+def knows_nodes(server: Server, count: int) -> bool:
+    nodes = nodes_of(server)
+    return len(nodes) == count and not any("handshake" in line for line in nodes)
+
+
+def nodes_of(server: Server) -> list[str]:
+    return bytes(server.call("CLUSTER", "NODES")).decode().splitlines()
+
+
+def is_whole(server: Server) -> bool:
+    is_ok = b"cluster_state:ok" in server.call("CLUSTER", "INFO")
+    return is_ok and sum("slave" in line for line in nodes_of(server)) == 1
