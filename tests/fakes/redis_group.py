@@ -100,6 +100,9 @@ class Watched:
 
     servers: list[Server]
     sentinels: list[Server]
+    folder: Path
+    password: str | None = None
+    sentinel_password: str | None = None
 
     @property
     def url(self) -> str:
@@ -115,43 +118,61 @@ class Watched:
         self.sentinels[0].call("SENTINEL", "FAILOVER", SERVICE)
         self.has_other_master(old)
 
+    def knows_replica(self, sentinel: Server) -> bool:
+        links = [facts_of(reply).get(b"master-link-status") for reply in sentinel.call("SENTINEL", "REPLICAS", SERVICE)]
+        return links == [b"ok"]
+
     def has_other_master(self, old: Server) -> None:
         [new] = [server for server in self.servers if server is not old]
         until(new.is_master, "the replica is promoted")
 
 
 @contextmanager
-def running_sentinels(folder: Path, *options: str, count: int = 2) -> Iterator[Watched]:
-    """`options` go to the data servers."""
+def running_sentinels(
+    folder: Path, *, password: str | None = None, sentinel_password: str | None = None
+) -> Iterator[Watched]:
+    """`password` is the data servers'."""
+    options = ["--requirepass", password, "--masterauth", password] if password else []
     master = plain(folder / "a", *options)
     replica = plain(folder / "b", *options, "--replicaof", HOST, str(master.port))
-    group = Watched([master, replica], [])
+    group = Watched([master, replica], [], folder, password, sentinel_password)
     try:
         for server in group.servers:
+            server.password = password
             server.start()
-        for number in range(count):
-            config = folder / f"sentinel-{number}.conf"
-            config.write_text(
-                f"sentinel monitor {SERVICE} {HOST} {master.port} 1\n"
-                f"sentinel down-after-milliseconds {SERVICE} {DOWN_MS}\n"
-                f"sentinel failover-timeout {SERVICE} 4000\n"
-            )
-            group.sentinels.append(Server(folder / f"sentinel-{number}", free_port(), [str(config), "--sentinel"]))
-            group.sentinels[-1].start()
-        for sentinel in group.sentinels:
-            until(lambda s=sentinel: knows_all(s, count), "the sentinel knows the replica and the others")  # type: ignore[misc]
+        group.sentinels += [Server(folder / f"sentinel-{number}", free_port(), []) for number in range(2)]
+        watch_anew(group, master)
         yield group
     finally:
         for server in [*group.sentinels, *group.servers]:
             server.stop()
 
 
-def knows_all(sentinel: Server, count: int) -> bool:
-    reply = sentinel.call("SENTINEL", "MASTER", SERVICE)
-    facts = dict(zip(reply[::2], reply[1::2], strict=True))
-    replicas = sentinel.call("SENTINEL", "REPLICAS", SERVICE)
-    links = [dict(zip(reply[::2], reply[1::2], strict=True)).get(b"master-link-status") for reply in replicas]
-    return int(facts[b"num-other-sentinels"]) == count - 1 and links == [b"ok"]
+def watch_anew(group: Watched, master: Server) -> None:
+    """Starts the sentinels, on the ports that they have, with this master and with no memory."""
+    for sentinel in group.sentinels:
+        config = group.folder / f"{sentinel.directory.name}.conf"
+        lines = [
+            f"sentinel monitor {SERVICE} {HOST} {master.port} 1",
+            f"sentinel down-after-milliseconds {SERVICE} {DOWN_MS}",
+            f"sentinel failover-timeout {SERVICE} 4000",
+        ]
+        lines += [f'sentinel auth-pass {SERVICE} "{group.password}"'] if group.password else []
+        lines += [f'requirepass "{group.sentinel_password}"'] if group.sentinel_password else []
+        config.write_text("\n".join(lines) + "\n")
+        sentinel.options, sentinel.password = [str(config), "--sentinel"], group.sentinel_password
+        sentinel.start()
+    for sentinel in group.sentinels:
+        until(lambda s=sentinel: knows_all(group, s), "the sentinel knows the replica and the other one")  # type: ignore[misc]
+
+
+def knows_all(group: Watched, sentinel: Server) -> bool:
+    others = int(facts_of(sentinel.call("SENTINEL", "MASTER", SERVICE))[b"num-other-sentinels"])
+    return others == len(group.sentinels) - 1 and group.knows_replica(sentinel)
+
+
+def facts_of(reply: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 @dataclass
