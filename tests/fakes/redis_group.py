@@ -193,11 +193,12 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(folder: Path, slot: int, *options: str) -> Iterator[Cluster]:
-    mode = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(DOWN_MS), *options]
+def running_cluster(folder: Path, slot: int, *, password: str | None = None) -> Iterator[Cluster]:
+    mode = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(DOWN_MS)]
+    mode += ["--requirepass", password, "--masterauth", password] if password else []
     every = [plain(folder / f"node-{number}", *mode) for number in range(4)]
     for server in every:
-        server.port = cluster_port()
+        server.port, server.password = cluster_port(), password
     *masters, replica = every
     bounds = [0, 5461, 10923, 16384]
     try:
