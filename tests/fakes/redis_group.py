@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fakes.certificates import Authority
 from fakes.ports import free_port
-from redis.connection import Connection
+from redis.connection import Connection, SSLConnection
 from redis.exceptions import RedisError
 
 from workers.redis_binary import find_binary
@@ -33,6 +34,7 @@ class Server:
     port: int
     options: list[str]
     password: str | None = None
+    authority: Authority | None = None  # then it speaks TLS only
     binary: Path = field(default_factory=find_binary)
     process: subprocess.Popen[bytes] | None = None
 
@@ -43,18 +45,30 @@ class Server:
     def start(self) -> None:
         self.directory.mkdir(exist_ok=True)
         with open(self.directory / "log", "ab") as log:
-            command = [str(self.binary), *self.options, "--port", str(self.port), "--bind", HOST]
+            command = [str(self.binary), *self.options, *self._ports(), "--bind", HOST]
             self.process = subprocess.Popen([*command, "--dir", str(self.directory)], stdout=log, stderr=log)
         until(lambda: self.call("PING"), f"{self.options} answers: {(self.directory / 'log').read_text()}")
 
     def call(self, *words: Any) -> Any:
         """The raw reply of this very server. Raises RedisError."""
-        connection = Connection(host=HOST, port=self.port, password=self.password, socket_timeout=10, protocol=2)
+        options: dict[str, Any] = {"host": HOST, "port": self.port, "password": self.password, "protocol": 2}
+        if self.authority:
+            options["ssl_ca_certs"] = str(self.authority.certificate)
+        connection = (SSLConnection if self.authority else Connection)(socket_timeout=10, **options)
         try:
             connection.send_command(*words)
             return connection.read_response()
         finally:
             connection.disconnect()
+
+    def _ports(self) -> list[str]:
+        if self.authority is None:
+            return ["--port", str(self.port)]
+        certificate, key = self.authority.issue(f"IP:{HOST}")
+        options = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no", "--tls-replication", "yes"]
+        options += ["--tls-cluster", "yes"] if "--cluster-enabled" in self.options else []
+        options += ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+        return [*options, "--tls-ca-cert-file", str(self.authority.certificate)]
 
     def stop(self) -> None:
         if self.process is not None:
@@ -129,7 +143,11 @@ class Watched:
 
 @contextmanager
 def running_sentinels(
-    folder: Path, *, password: str | None = None, sentinel_password: str | None = None
+    folder: Path,
+    *,
+    password: str | None = None,
+    sentinel_password: str | None = None,
+    authority: Authority | None = None,
 ) -> Iterator[Watched]:
     """`password` is the data servers'."""
     options = ["--requirepass", password, "--masterauth", password] if password else []
@@ -138,9 +156,11 @@ def running_sentinels(
     group = Watched([master, replica], [], folder, password, sentinel_password)
     try:
         for server in group.servers:
-            server.password = password
+            server.password, server.authority = password, authority
             server.start()
         group.sentinels += [Server(folder / f"sentinel-{number}", free_port(), []) for number in range(2)]
+        for sentinel in group.sentinels:
+            sentinel.authority = authority
         watch_anew(group, master)
         yield group
     finally:
@@ -193,12 +213,14 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(folder: Path, slot: int, *, password: str | None = None) -> Iterator[Cluster]:
+def running_cluster(
+    folder: Path, slot: int, *, password: str | None = None, authority: Authority | None = None
+) -> Iterator[Cluster]:
     mode = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(DOWN_MS)]
     mode += ["--requirepass", password, "--masterauth", password] if password else []
     every = [plain(folder / f"node-{number}", *mode) for number in range(4)]
     for server in every:
-        server.port, server.password = cluster_port(), password
+        server.port, server.password, server.authority = cluster_port(), password, authority
     *masters, replica = every
     bounds = [0, 5461, 10923, 16384]
     try:
