@@ -91,7 +91,7 @@ async def fit(
     room = largest if pools is windows.pools and largest is not None else room_in(pools, windows)
     was_counted = prompt is not None and request.prompts == 1
     if prompt is None:
-        prompt = -((request.body_bytes + request.repeated_bytes) // -BYTES_PER_TOKEN)
+        prompt = estimate(request, route)
         if room is not None:
             prompt = min(prompt, room * request.prompts)
     write = asked if was_clamped else None
@@ -102,6 +102,15 @@ async def fit(
     of_each = prompt if request.prompts == 1 else longest  # what a window has to hold beside one answer
     reserve = prompt + request.n * (asked or _unsaid(rules, write, room, of_each))
     return Fit(pools, prompt, reserve, write, was_clamped, was_counted)
+
+
+def estimate(request: InferenceRequest, route: Route) -> int:
+    """Tokens of a prompt that nobody counted: text by its bytes, each image and the like by the route's rule."""
+    text_bytes, media_tokens = request.body_bytes + request.repeated_bytes, 0
+    if request.media is not None:
+        text_bytes -= request.media.body_bytes
+        media_tokens = request.media.tokens(route.media_tokens)
+    return media_tokens - text_bytes // -BYTES_PER_TOKEN
 
 
 def most_of(windows: Windows) -> int:

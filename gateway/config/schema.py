@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.config.redis_url import read_redis_url
+from gateway.domain.media import AUDIO_TOKENS, IMAGE_TOKENS, VIDEO_TOKENS
 from gateway.domain.request import Limits
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$"
@@ -206,7 +207,17 @@ def check_replica_url(url: str) -> None:
 ELSEWHERE_KEYS = frozenset({"urls", "engine", "key_env", "tls_ca"})  # of pools that somebody else runs
 
 
-WITH_BOTH_KEYS = frozenset({"served_name", "max_model_len", "max_in_flight", "scheduling_policy"})
+WITH_BOTH_KEYS = frozenset(
+    {
+        "served_name",
+        "max_model_len",
+        "max_in_flight",
+        "scheduling_policy",
+        "image_tokens",
+        "audio_tokens",
+        "video_tokens",
+    }
+)
 
 
 class PoolSection(Section):
@@ -230,6 +241,9 @@ class PoolSection(Section):
         None, ge=1, le=1_000_000
     )  # slots of a replica; default: max_num_seqs, or no bound
     scheduling_policy: Literal["fcfs", "priority"] | None = None
+    image_tokens: int = Field(IMAGE_TOKENS, ge=1, le=1_000_000)  # reserved for each, until the engine tells
+    audio_tokens: int = Field(AUDIO_TOKENS, ge=1, le=1_000_000)
+    video_tokens: int = Field(VIDEO_TOKENS, ge=1, le=1_000_000)
     vllm_args: dict[str, TomlValue] = {}
     replicas: list[ReplicaSection] = [ReplicaSection()]
 

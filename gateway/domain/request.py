@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gateway.domain.endpoint import Endpoint
+from gateway.domain.media import Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,15 @@ class InferenceRequest:
     body_bytes: int
     is_countable: bool  # its prompt's tokens can be counted by a worker: text alone, one prompt
     fields: Mapping[str, Any]
-    is_multimodal: bool = False  # holds images or other media: what they cost in tokens, their bytes do not tell
+    media: Media | None = None  # images and the like; None: it is text alone
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())  # the few that travel upstream
     prompts: int = 1  # each has a window for itself
     prompt_ids: int | None = None  # the prompt came as this many token ids in all; None: as text
     longest_ids: int = 0  # of those, in the longest prompt
     repeated_bytes: int = 0  # read by the engine beyond the body's own: a query is read again for each document
     form: Form | None = None
+
+    @property
+    def is_multimodal(self) -> bool:
+        """What it costs in tokens, its bytes do not tell."""
+        return self.media is not None

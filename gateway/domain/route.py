@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.domain.media import MEDIA_TOKENS, MediaTokens
 from gateway.domain.request import NO_LIMITS, Limits
 
 
@@ -41,6 +42,7 @@ class Route:
     clamp_output: bool = True  # over the cap: clamp (True) or refuse (False)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
+    media_tokens: MediaTokens = MEDIA_TOKENS  # of the pool that takes most for it
 
     def order_for(self, class_name: str) -> PoolOrder:
         return self.by_class.get(class_name, self.order)

@@ -75,7 +75,7 @@ def decode(
         len(body),
         prompt.is_countable,
         fields,
-        prompt.is_multimodal,
+        prompt.media,
         (),
         prompt.prompts,
         prompt.ids,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gateway.domain.endpoint import Endpoint
 from gateway.domain.errors import BadRequest
+from gateway.domain.media import Media
 from gateway.domain.request import Form, InferenceRequest, Principal
 from gateway.edge.fields import MAX_N, refuse_denied
 
@@ -74,7 +75,7 @@ def decode_form(
         body_bytes=len(body),
         is_countable=False,
         fields={},
-        is_multimodal=True,
+        media=Media(body_bytes=len(body)),
         form=Form(body, content_type or b"", model.begin, model.end),
     )
 

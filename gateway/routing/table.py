@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.config.schema import Config, OrderSection, RouteSection, limits_from
 from gateway.domain.errors import NotAllowed, UnknownModel
+from gateway.domain.media import MediaTokens
 from gateway.domain.request import Principal
 from gateway.domain.route import PoolOrder, Route, Target
 
@@ -39,10 +42,10 @@ def clip(text: str, limit: int = 128) -> str:
 
 
 def routes_of(config: Config) -> list[Route]:
-    return [_route(name, section) for name, section in config.routes.items()]
+    return [_route(name, section, config) for name, section in config.routes.items()]
 
 
-def _route(name: str, section: RouteSection) -> Route:
+def _route(name: str, section: RouteSection, config: Config) -> Route:
     return Route(
         name=name,
         aliases=tuple(section.aliases),
@@ -52,6 +55,17 @@ def _route(name: str, section: RouteSection) -> Route:
         clamp_output=section.on_max_output == "clamp",
         defaults=dict(section.defaults),
         limits=limits_from(section.limits),
+        media_tokens=_media_tokens([section, *section.by_class.values()], config),
+    )
+
+
+def _media_tokens(orders: Sequence[RouteSection | OrderSection], config: Config) -> MediaTokens:
+    """The most that any pool of them takes for a part: what is reserved has to do for the one that is chosen."""
+    pools = [config.pools[pool] for order in orders for pool in _order(order).pools()]
+    return MediaTokens(
+        image=max(pool.image_tokens for pool in pools),
+        audio=max(pool.audio_tokens for pool in pools),
+        video=max(pool.video_tokens for pool in pools),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from fakes.story import ALICE, a_config
 
 from gateway.domain.errors import NotAllowed, UnknownModel
+from gateway.domain.media import MediaTokens
 from gateway.domain.request import NO_LIMITS, Limits
 from gateway.domain.route import Target
 from gateway.routing.table import RouteTable, routes_of
@@ -72,3 +73,15 @@ def test_a_route_is_what_its_section_says() -> None:
     assert chat.limits == Limits(in_flight=4)
     assert (small.max_output_tokens, small.clamp_output, small.defaults, small.limits) == (None, True, {}, NO_LIMITS)
     assert small.order.pools() == ("b", "a")
+
+
+def test_a_route_reserves_for_media_what_the_pool_takes_that_takes_most() -> None:
+    pools = {"a": {"urls": ["http://a"], "image_tokens": 576}, "b": {"urls": ["http://b"], "audio_tokens": 1500}}
+    routes = {
+        "a": {"targets": [{"pool": "a"}]},
+        "both": {"targets": [{"pool": "a"}], "fallback": ["b"]},
+        "by-class": {"targets": [{"pool": "a"}], "by_class": {"default": {"targets": [{"pool": "b"}]}}},
+    }
+    made = {route.name: route.media_tokens for route in routes_of(a_config(pools=pools, routes=routes).config)}
+    assert made["a"] == MediaTokens(image=576)
+    assert made["both"] == made["by-class"] == MediaTokens(audio=1500)
