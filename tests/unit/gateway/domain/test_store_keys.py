@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from redis.crc import key_slot
 
+from gateway.admission.capacity import key_of
 from gateway.admission.exchange import GATEWAYS_KEY, Exchange
 from gateway.admission.first_key import MARKER
 from gateway.admission.key_ring import INDEX, record_key
@@ -15,6 +16,7 @@ from gateway.domain.request import Limits
 
 def test_all_keys_lie_in_the_slot_whose_master_is_followed() -> None:
     names = [GATEWAYS_KEY, MARKER, INDEX, record_key("ab"), HOSTS_KEY, fleet_key("host"), fleet_key("h{x}")]
-    names += Exchange("p{y}", 1, 1, [], [], []).encode()[0]
-    names += [limit.key for limit in limits_of([Scope("route:org/model{x}", Limits(1, 1, 1))])]
+    names += Exchange("p{y}", 1, 0, 1, [], [], []).encode()[0]
+    names += [key_of("pool{z}")]
+    names += [limit.key for limit in limits_of([Scope("route:org/model{x}", Limits(1, 1, 1, 1, 1))])]
     assert {key_slot(name.encode()) for name in names} == {SLOT}
