@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from fakes.budget_world import budgets, reserve, scope, second_of
 from fakes.line import write_config
 from fakes.ports import free_port
 from fakes.redis_group import Cluster, Watched, running_cluster, running_sentinels
 
+from gateway.config.redis_client import client_for
 from gateway.config.redis_master import SLOT
+from gateway.fleet.sources.supervisor import SupervisorSource
 from workers.check_cli import check
+from workers.publish import Publisher
 
 CANARY = "canary-5e0b7d"
 
@@ -99,3 +103,30 @@ async def test_a_cluster_with_a_password(tmp_path: Path) -> None:
         assert await findings(tmp_path, group.url.replace("://", f"://:{CANARY}@")) == []
         finding = await the_finding(tmp_path, group.url)
         assert "password" in finding["fact"] and "redis+cluster://USER:PASSWORD@HOST" in finding["way_out"]
+
+
+async def test_a_user_with_the_rights_that_the_docs_name_will_do(tmp_path: Path, own_cluster: Cluster) -> None:
+    rights = [
+        "~{poolgate}:*",
+        "+@read",
+        "+@write",
+        "+@scripting",
+        "+ping",
+        "+hello",
+        "+time",
+        "+cluster|slots",
+        "+cluster|nodes",
+    ]
+    for server in [*own_cluster.masters, own_cluster.replica]:
+        server.call("ACL", "SETUSER", "few", "on", f">{CANARY}", *rights)
+    url = own_cluster.url.replace("://", f"://few:{CANARY}@")
+    assert await findings(tmp_path, url) == []
+    async with budgets(url) as [budget]:
+        ticket = await reserve(budget, [scope("key:a", rpm=5, tpm=100, slots=2)], 5)
+        assert second_of(ticket) is not None
+    client = client_for(url, 10.0)
+    publisher = Publisher(client, "h", "rev", tuple)
+    assert await publisher.flush()
+    assert [document.host for document in await SupervisorSource(client).documents()] == ["h"]
+    await publisher.withdraw()
+    await client.aclose()
