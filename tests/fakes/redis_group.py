@@ -47,7 +47,7 @@ class Server:
         with open(self.directory / "log", "ab") as log:
             command = [str(self.binary), *self.options, *self._ports(), "--bind", HOST]
             self.process = subprocess.Popen([*command, "--dir", str(self.directory)], stdout=log, stderr=log)
-        until(lambda: self.call("PING"), f"{self.options} answers: {(self.directory / 'log').read_text()}")
+        until(self._answers, "the server answers")
 
     def call(self, *words: Any) -> Any:
         """The raw reply of this very server. Raises RedisError."""
@@ -60,6 +60,11 @@ class Server:
             return connection.read_response()
         finally:
             connection.disconnect()
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"{self.binary} ended: {(self.directory / 'log').read_text()[-2000:]}"
+        return bool(self.call("PING"))
 
     def _ports(self) -> list[str]:
         if self.authority is None:
