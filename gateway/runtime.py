@@ -36,6 +36,7 @@ class Runtime:
     exchanges: set[Endable] = field(default_factory=set)
     instruments: Instruments = field(default_factory=Instruments.alone)
     slots: Slots = field(default_factory=Slots.unbounded)
+    large_bodies: asyncio.Lock = field(default_factory=asyncio.Lock)  # one is decoded at a time: their steps add up
     is_redis_away: Callable[[], bool] = lambda: False
     metrics_key: str | None = None  # that `/metrics` asks for
     started_s: int = field(default_factory=lambda: int(time.time()))

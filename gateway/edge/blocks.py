@@ -30,15 +30,25 @@ _system = msgspec.json.Decoder(list[Block] | None)
 
 def check_blocks(messages: msgspec.Raw | None, system: msgspec.Raw | None) -> bool:
     """True when a block is something other than text (an image, a document). Raises BadRequest at the first fault."""
+    is_multimodal = check_block_messages(messages)
+    return check_system(system) or is_multimodal
+
+
+def check_block_messages(messages: msgspec.Raw | None, first: int = 0) -> bool:
+    """`first`: the number of the first of them in the field."""
     is_multimodal = False
-    for i, message in enumerate(decoded_messages(_messages, messages, "messages")):
+    for i, message in enumerate(decoded_messages(_messages, messages, "messages", first), first):
         if message.role not in ROLES:
             raise fault(f"messages[{i}].role", f"must be one of {', '.join(ROLES)}.")
         if isinstance(message.content, list):
             is_multimodal |= _check(message.content, f"messages[{i}].content")
-    if system is None or bytes(system) == b"null" or bytes(system)[:1] == b'"':
-        return is_multimodal
-    return _check(decoded_messages(_system, system, "system"), "system") or is_multimodal
+    return is_multimodal
+
+
+def check_system(system: msgspec.Raw | None) -> bool:
+    if system is None or bytes(memoryview(system)[:1]) in (b'"', b"n"):  # a string, or null
+        return False
+    return _check(decoded_messages(_system, system, "system"), "system")
 
 
 def _check(blocks: list[Block], at: str) -> bool:

@@ -6,7 +6,7 @@ BadRequest that names the element.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,7 +26,9 @@ from gateway.edge.fields import (
     string,
 )
 from gateway.edge.form import decode_form
-from gateway.edge.prompts import PROMPT_CHECKS
+from gateway.edge.prompts import PROMPT_CHECKS, PromptFacts
+
+T = TypeVar("T")
 
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
@@ -47,7 +49,20 @@ def decode(
     rules = endpoint.rules
     if rules.is_form:
         return decode_form(body, content_type, endpoint, principal, class_name, request_id)
-    fields: Fields = split(body)
+    return made_of(split(body), len(body), endpoint, principal, class_name, request_id)
+
+
+def made_of(
+    fields: Fields,
+    body_bytes: int,
+    endpoint: Endpoint,
+    principal: Principal,
+    class_name: str,
+    request_id: str,
+    prompt: PromptFacts | None = None,
+) -> InferenceRequest:
+    """The request of a body that is split. `prompt`: where its check has been done. Raises BadRequest."""
+    rules = endpoint.rules
     if not DENIED_FIELDS.isdisjoint(fields):
         refuse_denied(fields)
     model = owned(fields, "model", string, "a string")
@@ -59,7 +74,8 @@ def decode(
         refuse_stateful(fields, rules)
     if rules.allowed_values:
         refuse_values(fields, rules)
-    prompt = PROMPT_CHECKS[rules](fields, rules)
+    if prompt is None:
+        prompt = PROMPT_CHECKS[rules](fields, rules)
     output_field, max_output = output_tokens(fields, rules)
     return InferenceRequest(
         request_id,
@@ -72,7 +88,7 @@ def decode(
         max_output,
         output_field,
         answers(fields, rules) * prompt.prompts,
-        len(body),
+        body_bytes,
         prompt.is_countable,
         fields,
         prompt.media,
@@ -89,9 +105,17 @@ def split(body: bytes) -> dict[str, msgspec.Raw]:
     try:
         if not body.isascii():
             body.decode()  # msgspec does not look inside the values that it skips
-        return _split.decode(body)
     except UnicodeDecodeError as exc:
         raise BadRequest(f"The body is not valid UTF-8 (byte {exc.start}).") from exc
+    return parsed(_split, body)
+
+
+def parsed(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Raises BadRequest for what is no JSON object."""
+    try:
+        return decoder.decode(body)
+    except UnicodeDecodeError as exc:
+        raise BadRequest("The body is not valid UTF-8.") from exc
     except RecursionError as exc:
         raise BadRequest("The body is nested too deeply.") from exc
     except msgspec.ValidationError as exc:

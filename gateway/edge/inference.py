@@ -20,6 +20,7 @@ from gateway.edge.authenticate import class_for, presented_key
 from gateway.edge.context import Exchange
 from gateway.edge.decode import decode
 from gateway.edge.lane import Handler
+from gateway.edge.large import LARGE_BYTES, decode_large
 from gateway.edge.respond import error_body, error_headers, status_of
 from gateway.runtime import Runtime
 from gateway.telemetry.traces import without_broken_trace
@@ -63,8 +64,12 @@ async def handle(runtime: Runtime, endpoint: Endpoint, path: str, exchange: Exch
         class_name = class_for(exchange.header(b"x-poolgate-class"), principal, runtime.config.classes)
         record.class_name = class_name
         body = await exchange.read_body(gateway.max_body_bytes, gateway.timeouts.body_s, gateway.timeouts.total_s)
-        content_type = exchange.header(b"content-type") if endpoint.rules.is_form else None
-        request = decode(body, endpoint, principal, class_name, exchange.request_id, content_type)
+        if len(body) > LARGE_BYTES and not endpoint.rules.is_form:
+            async with runtime.large_bodies:
+                request = await decode_large(body, endpoint, principal, class_name, exchange.request_id)
+        else:
+            content_type = exchange.header(b"content-type") if endpoint.rules.is_form else None
+            request = decode(body, endpoint, principal, class_name, exchange.request_id, content_type)
         if passed := exchange.headers_of(PASSED_HEADERS):
             request.headers = without_broken_trace(passed)
         if span is not None and runtime.traces:

@@ -5,6 +5,7 @@ A fault is named by its element (`messages[3].content[0].type`). The texts thems
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 import msgspec
@@ -23,34 +24,41 @@ class Part(msgspec.Struct, gc=False):
     text: str | None = None
 
 
+class Call(msgspec.Struct, gc=False):
+    """Whatever is in it is the engine's matter."""
+
+
 class Message(msgspec.Struct, gc=False):
     role: str
     content: str | list[Part] | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 
 
+_NUMBER = re.compile(r"^\[(\d+)\]")
 _messages = msgspec.json.Decoder(list[Message] | None)
 
 
-def check_messages(raw: msgspec.Raw | None, name: str = "messages") -> bool:
+def check_messages(raw: msgspec.Raw | None, name: str = "messages", first: int = 0) -> bool:
     """True when a part is something other than text (image, audio, …). Raises BadRequest at the first fault.
 
-    `name` is the field that they came in.
+    `name` is the field that they came in, and `first` the number of the first of them there.
     """
     is_multimodal = False
-    for i, message in enumerate(decoded_messages(_messages, raw, name)):
+    for i, message in enumerate(decoded_messages(_messages, raw, name, first), first):
         if type(message.content) is not str or message.role not in _PLAIN_ROLES:
             is_multimodal |= _check(message, f"{name}[{i}]")
     return is_multimodal
 
 
-def decoded_messages(decoder: msgspec.json.Decoder[list[M] | None], raw: msgspec.Raw | None, name: str) -> list[M]:
+def decoded_messages(
+    decoder: msgspec.json.Decoder[list[M] | None], raw: msgspec.Raw | None, name: str, first: int = 0
+) -> list[M]:
     """At least one of them. Raises BadRequest."""
     try:
         messages = None if raw is None else decoder.decode(raw)
     except msgspec.ValidationError as exc:
-        raise BadRequest(explain(str(exc), name), param=name) from exc
+        raise BadRequest(explain(str(exc), name, first), param=name) from exc
     except RecursionError as exc:
         raise BadRequest(f"'{name}' is nested too deeply.", param=name) from exc
     if messages is None:
@@ -84,8 +92,10 @@ def fault(place: str, what: str) -> BadRequest:
     return BadRequest(f"{place} {what}", param=place)
 
 
-def explain(text: str, name: str) -> str:
-    """msgspec's 'Expected `str`, got `int` - at `$[1].role`' with our own root name."""
+def explain(text: str, name: str, first: int = 0) -> str:
+    """msgspec's 'Expected `str`, got `int` - at `$[1].role`' with our own root name and numbers from `first` on."""
     what, _, where = text.partition(" - at `$")
+    if first:
+        where = _NUMBER.sub(lambda match: f"[{int(match[1]) + first}]", where, count=1)
     place = name + where.rstrip("`") if where else name
     return f"{place}: {what[0].lower() + what[1:]}."[:500]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -16,7 +16,7 @@ from gateway.domain.errors import BadRequest
 from gateway.domain.media import Media
 from gateway.edge.blocks import check_blocks
 from gateway.edge.fields import NULL, Fields
-from gateway.edge.media import media_in
+from gateway.edge.media import may_hold_media, media_in
 from gateway.edge.messages import check_messages
 
 MAX_PROMPTS = 2048  # of one request: each is a sequence of its own in the engine
@@ -37,16 +37,17 @@ class PromptFacts:
 TEXT = PromptFacts(is_countable=True)
 UNCOUNTED = PromptFacts(is_countable=False)
 
-# A part of another kind than text. Quotes inside a string are escaped; that a text is exactly such a word and nothing
-# else makes its length unknown to us, no more.
-_MEDIA_PART = re.compile(rb'"(?:input_image|input_file|input_audio|(?:image|video|audio)_[a-z]+)"')
-_MEDIA_MARKS = (b"input_", b"image_", b"video_", b"audio_")  # found ten times as fast
-_CHAT_INSIDE = re.compile(rb"\[\s*\{")
+CHAT_INSIDE = re.compile(rb"\[\s*\{")
 # with one of these, a response's prompt is not what /tokenize makes of the same text
 _BEYOND_TEXT = ("tools", "reasoning", "previous_input_messages", "prompt")
 
+
+class Item(msgspec.Struct, gc=False):
+    """Of a response: what is in it is the engine's matter."""
+
+
 _texts = msgspec.json.Decoder(list[str | int | list[int]])
-_items = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_items = msgspec.json.Decoder(list[Item])
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _ids = msgspec.json.Decoder(list[int])
 
@@ -54,10 +55,6 @@ _ids = msgspec.json.Decoder(list[int])
 def _with_media(fields: Fields, *names: str) -> PromptFacts:
     found = (media_in(fields[name], depth=name == "system") for name in names if name in fields)
     return PromptFacts(False, sum(found, Media()))
-
-
-def may_hold_media(text: bytes) -> bool:
-    return any(mark in text for mark in _MEDIA_MARKS) and _MEDIA_PART.search(text) is not None
 
 
 def _chat(fields: Fields, rules: Rules) -> PromptFacts:
@@ -73,9 +70,12 @@ def _input(fields: Fields, rules: Rules) -> PromptFacts:
     raw = fields.get("input")
     if raw is None and "messages" in fields:
         return _with_media(fields, "messages") if check_messages(fields["messages"]) else UNCOUNTED
-    if raw is not None and _CHAT_INSIDE.match(raw) is not None:
+    if raw is not None and CHAT_INSIDE.match(raw) is not None:
         return _with_media(fields, "input") if check_messages(raw, "input") else UNCOUNTED
-    facts = check_texts(raw, "input")
+    return cut_by_the_engine(fields, check_texts(raw, "input"))
+
+
+def cut_by_the_engine(fields: Fields, facts: PromptFacts) -> PromptFacts:
     if "truncate_prompt_tokens" in fields:
         return PromptFacts(False, prompts=facts.prompts)  # the engine cuts each to what fits
     return facts
@@ -93,7 +93,7 @@ def check_texts(raw: msgspec.Raw | None, name: str) -> PromptFacts:
     try:
         prompts = _texts.decode(raw)
     except msgspec.ValidationError as exc:
-        raise BadRequest(f"'{name}' must hold strings, token ids, or arrays of token ids.", param=name) from exc
+        raise not_texts(name) from exc
     except RecursionError as exc:
         raise BadRequest(f"'{name}' is nested too deeply.", param=name) from exc
     if not prompts:
@@ -103,15 +103,30 @@ def check_texts(raw: msgspec.Raw | None, name: str) -> PromptFacts:
     if isinstance(prompts[0], int):
         return PromptFacts(False, ids=len(prompts), longest_ids=len(prompts))
     if len(prompts) > MAX_PROMPTS:
-        raise BadRequest(f"'{name}' holds {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed.", param=name)
+        raise too_many_prompts(name, len(prompts))
     if isinstance(prompts[0], str):
         return PromptFacts(False, prompts=len(prompts))
     lengths = [len(prompt) for prompt in prompts if isinstance(prompt, list)]
     return PromptFacts(False, prompts=len(prompts), ids=sum(lengths), longest_ids=max(lengths))
 
 
+def not_texts(name: str) -> BadRequest:
+    return BadRequest(f"'{name}' must hold strings, token ids, or arrays of token ids.", param=name)
+
+
+def too_many_prompts(name: str, count: int | str, what: str = "prompts") -> BadRequest:
+    return BadRequest(f"'{name}' holds {count} {what}; at most {MAX_PROMPTS} are allowed.", param=name)
+
+
 def _pairs(fields: Fields, rules: Rules) -> PromptFacts:
-    """One text against many: the engine reads the first once for each of the others."""
+    one, many, facts = check_pairs(fields, rules)
+    if may_hold_media(bytes(fields[one])) or may_hold_media(bytes(fields[many])):
+        return replace(facts, media=media_in(fields[one]) + media_in(fields[many]))
+    return facts
+
+
+def check_pairs(fields: Fields, rules: Rules) -> tuple[str, str, PromptFacts]:
+    """One text against many: the engine reads the first once for each of the others. The names of both with it."""
     names = rules.prompt_fields
     for one, many in zip(names[::2], names[1::2], strict=True):
         if one in fields and many in fields:
@@ -122,28 +137,33 @@ def _pairs(fields: Fields, rules: Rules) -> PromptFacts:
         )
     documents = 1
     for name in (one, many):
-        if bytes(fields[name])[:1] != b"[":
+        if first_byte(fields[name]) != b"[":
             continue
         try:
             documents = max(documents, len(_raws.decode(fields[name])))
         except (msgspec.DecodeError, RecursionError) as exc:
             raise BadRequest(f"'{name}' must be a text or an array of texts.", param=name) from exc
     if documents > MAX_PROMPTS:
-        raise BadRequest(f"'{many}' holds {documents} texts; at most {MAX_PROMPTS} are allowed.", param=many)
-    first, second = bytes(fields[one]), bytes(fields[many])
-    repeated = 0 if first[:1] == b"[" else len(first) * (documents - 1)
-    media = media_in(fields[one]) + media_in(fields[many]) if may_hold_media(first) or may_hold_media(second) else None
-    return PromptFacts(False, media, documents, repeated_bytes=repeated)
+        raise too_many_prompts(many, documents, "texts")
+    repeated = 0 if first_byte(fields[one]) == b"[" else len(memoryview(fields[one])) * (documents - 1)
+    return one, many, PromptFacts(False, prompts=documents, repeated_bytes=repeated)
 
 
 def _items_of_a_response(fields: Fields, rules: Rules) -> PromptFacts:
+    facts = check_items(fields)
+    is_list = first_byte(fields["input"]) == b"["
+    return _with_media(fields, "input") if is_list and may_hold_media(bytes(fields["input"])) else facts
+
+
+def check_items(fields: Fields) -> PromptFacts:
+    """A text, or items, whose media are not looked for."""
     raw = fields.get("input")
     if raw is None or bytes(raw) == NULL:
         raise BadRequest("'input' is missing.", param="input")
-    text = bytes(raw)
-    if text[:1] == b'"':
+    first = first_byte(raw)
+    if first == b'"':
         return UNCOUNTED if any(name in fields for name in _BEYOND_TEXT) else TEXT
-    if text[:1] != b"[":
+    if first != b"[":
         raise BadRequest("'input' must be a string or an array of items.", param="input")
     try:
         items = _items.decode(raw)
@@ -151,7 +171,11 @@ def _items_of_a_response(fields: Fields, rules: Rules) -> PromptFacts:
         raise BadRequest("'input' must hold objects, each an item of the conversation.", param="input") from exc
     if not items:
         raise BadRequest("'input' is empty; send at least one item.", param="input")
-    return _with_media(fields, "input") if may_hold_media(text) else UNCOUNTED
+    return UNCOUNTED
+
+
+def first_byte(raw: msgspec.Raw) -> bytes:
+    return bytes(memoryview(raw)[:1])
 
 
 def _blocks(fields: Fields, rules: Rules) -> PromptFacts:

@@ -22,6 +22,7 @@ from gateway.domain.request import InferenceRequest, Principal
 from gateway.edge import context, inference
 from gateway.edge.inference import inference_handlers
 from gateway.edge.lane import Handler
+from gateway.edge.large import LARGE_BYTES
 from gateway.runtime import Runtime
 from gateway.telemetry.access import line_of
 
@@ -421,3 +422,19 @@ async def test_a_messages_stream_that_fails_ends_with_anthropics_error_event() -
     assert name == b"event: error"
     expected = {"type": "error", "error": {"type": "api_error", "message": "The engine ended the stream."}}
     assert json.loads(data.removeprefix(b"data: ")) == expected
+
+
+async def test_a_large_body_waits_for_another_one_and_nobody_waits_for_it() -> None:
+    world = World()
+    config = a_config(gateway={"max_body_bytes": 10_000_000})
+    world.runtime = replace(world.runtime, loaded=config)
+    large = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "x" * LARGE_BYTES}]}).encode()
+    first, second = Client(large, headers=[KEY]), Client(BODY, headers=[KEY])
+    async with world.runtime.large_bodies:
+        waiting = asyncio.create_task(first.call(world.handlers()))
+        await second.call(world.handlers())
+        assert second.status == 200
+        assert [request.body_bytes for request in world.requests] == [len(BODY)]
+    await waiting
+    assert first.status == 200
+    assert world.requests[-1].body_bytes == len(large)
