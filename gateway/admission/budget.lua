@@ -143,7 +143,7 @@ local function slots_of(key)
   local flat = redis.call('HGETALL', key)
   for i = 1, #flat, 2 do
     local held, ends_ms = string.match(flat[i + 1], '^(%d+):(%d+)$')
-    if tonumber(ends_ms) <= now_ms then
+    if tonumber(ends_ms) <= now_ms or tonumber(ends_ms) > now_ms + ask.slots_ms then  -- a clock that was set back
       redis.call('HDEL', key, flat[i])
     else
       known.all = known.all + tonumber(held)

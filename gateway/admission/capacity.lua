@@ -1,12 +1,14 @@
 -- Divides the slots of pools among the gateway processes that ask for them, as one step. Called by capacity.py (EVALSHA).
 --
--- A pool is a hash: field "<process>" = "<slots held>;<end in ms>;<requests running>;<priority>:<requests>,…", the last
--- being what it runs and has waiting.
+-- A pool is a hash: field "<process>" = "<slots held>;<end in ms>;<requests running>;<when it last had a slot, in ms>;
+-- <priority>:<requests>,…", the last being what it runs and has waiting.
 -- Nobody may hold what another one still holds: the sum never exceeds the capacity that the asking process sees. Who
--- holds more than its part is told so, keeps to it as its requests end, and says so with its next call.
+-- holds more than its part is told so, keeps to it as its requests end, and says so with its next call: until its reply
+-- it may use what it had, so that much stays held.
 -- A dead process's slots come back when its field ends. All keys carry the hash tag {poolgate}; all have a TTL.
 --
--- KEYS: pools. ARGV[1]: JSON {process, hold_ms, pools: [{capacity, running, asks: [[priority, requests]]}]}, in KEYS' order;
+-- KEYS: pools. ARGV[1]: JSON {process, hold_ms, pools: [{capacity, running, had, asks: [[priority, requests]]}]}, in KEYS' order;
+--   `had`: slots that it may use until the reply;
 --   a pool without asks and running is let go.
 -- Reply per pool: {slots of this process, processes that ask, 1 if that is less than it asked for}.
 
@@ -20,28 +22,39 @@ local function integer(number)
   return string.format('%.0f', number)
 end
 
-local function others(key)
-  local found, flat = {}, redis.call('HGETALL', key)
+local function read(key)
+  local found, turn_ms, flat = {}, 0, redis.call('HGETALL', key)
   for i = 1, #flat, 2 do
-    local held, ends_ms, asks = string.match(flat[i + 1], '^(%d+);(%d+);%d+;(.*)$')
-    if not held or tonumber(ends_ms) <= now_ms then
+    local held, ends_ms, turn, asks = string.match(flat[i + 1], '^(%d+);(%d+);%d+;(%d+);(.*)$')
+    if not held or tonumber(ends_ms) <= now_ms or tonumber(ends_ms) > now_ms + ask.hold_ms then  -- a clock set back
       redis.call('HDEL', key, flat[i])
-    elseif flat[i] ~= ask.process then
-      local process = {name = flat[i], held = tonumber(held), asks = {}}
+    elseif flat[i] == ask.process then
+      turn_ms = tonumber(turn)
+    else
+      local process = {name = flat[i], held = tonumber(held), turn_ms = tonumber(turn), asks = {}}
       for priority, requests in string.gmatch(asks, '(-?%d+):(%d+)') do
         process.asks[tonumber(priority)] = tonumber(requests)
       end
       found[#found + 1] = process
     end
   end
-  return found
+  return found, turn_ms
 end
 
--- Gives each process its part of `left` for one priority, the smallest asks first; what is left over is returned.
+-- Gives each process its part of `left` for one priority, the smallest asks first; what is left over is returned. Where
+-- there is less than one for each, those have it who have been without the longest.
 local function share_out(left, processes, priority)
   local asking = {}
   for _, process in ipairs(processes) do
     if (process.asks[priority] or 0) > 0 then asking[#asking + 1] = process end
+  end
+  if left < #asking then
+    table.sort(asking, function(a, b)
+      if a.turn_ms ~= b.turn_ms then return a.turn_ms < b.turn_ms end
+      return a.name < b.name
+    end)
+    for i = 1, left do asking[i].part = asking[i].part + 1 end
+    return 0
   end
   table.sort(asking, function(a, b)
     if a.asks[priority] ~= b.asks[priority] then return a.asks[priority] < b.asks[priority] end
@@ -56,10 +69,10 @@ local function share_out(left, processes, priority)
 end
 
 local function divide(key, pool)
-  local processes = others(key)
+  local processes, turn_ms = read(key)
   local elsewhere = 0
   for _, process in ipairs(processes) do elsewhere = elsewhere + process.held end
-  local me = {name = ask.process, asks = {}}
+  local me = {name = ask.process, turn_ms = turn_ms, asks = {}}
   local asks, wanted = {}, 0
   for i, entry in ipairs(pool.asks) do
     me.asks[entry[1]] = entry[2]
@@ -85,11 +98,12 @@ local function divide(key, pool)
   table.sort(priorities)
   local left = pool.capacity
   for _, priority in ipairs(priorities) do left = share_out(left, processes, priority) end
-  local part = me.part + (#processes == 1 and left or math.floor(left / (HEADROOM * #processes)))
+  local part = me.part + (#processes == 1 and math.ceil(left / 2) or math.floor(left / (HEADROOM * #processes)))
 
   local granted = math.max(0, math.min(part, pool.capacity - elsewhere))
-  local held = math.max(granted, pool.running)
-  local told = {integer(held), integer(now_ms + ask.hold_ms), integer(pool.running), table.concat(asks, ',')}
+  local held = math.max(granted, pool.running, pool.had)
+  if granted > 0 then turn_ms = now_ms end
+  local told = {integer(held), integer(now_ms + ask.hold_ms), integer(pool.running), integer(turn_ms), table.concat(asks, ',')}
   redis.call('HSET', key, ask.process, table.concat(told, ';'))
   redis.call('PEXPIRE', key, integer(ask.hold_ms + 1000))
   return {granted, #processes, granted < wanted and 1 or 0}

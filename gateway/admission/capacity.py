@@ -44,7 +44,7 @@ def use_in(fields: Mapping[bytes, bytes], now_ms: int) -> tuple[int, int]:
     """(running, waiting): requests of all processes, from what is under `key_of`; `now_ms` by Redis' clock."""
     running = asked = 0
     for told in fields.values():
-        _, ends_ms, runs, asks = told.split(b";")
+        _, ends_ms, runs, _, asks = told.split(b";")
         if int(ends_ms) > now_ms:
             running += int(runs)
             asked += sum(int(each.partition(b":")[2]) for each in asks.split(b",") if each)
@@ -127,7 +127,10 @@ class Capacity:
         except StoreUnavailable:  # the link has logged it
             for pool in asking:
                 processes = max(pool.processes, self._expected)
-                self._slots.granted(pool, max(1, pool.capacity // processes), processes, is_short=True)
+                share = max(1, pool.capacity // processes)
+                # one call that failed is no outage: others may still go by what Redis told them
+                slots = share if self._link.is_away else min(pool.granted, share)
+                self._slots.granted(pool, slots, processes, is_short=True)
 
     async def _ask(self, pools: Sequence[PoolSlots], *, is_leaving: bool = False) -> None:
         """Raises StoreUnavailable."""
@@ -136,13 +139,14 @@ class Capacity:
         now_s = self._clock()
         body = []
         for pool in pools:
-            asks = pool.asks()
+            asks = pool.asks(now_s)
             if not asks and now_s - self._used_at[pool.name] <= QUIET_S:
                 asks = [(0, 0)]  # its part of what nobody asks for stays with it
             running = pool.held
+            had = pool.usable
             if is_leaving:
-                asks, running = [], 0
-            body.append({"capacity": pool.capacity, "running": running, "asks": asks})
+                asks, running, had = [], 0, 0
+            body.append({"capacity": pool.capacity, "running": running, "had": had, "asks": asks})
         keys = [key_of(pool.name) for pool in pools]
         request = msgspec.json.encode({"process": self._process, "hold_ms": int(HOLD_S * 1000), "pools": body})
 
@@ -157,3 +161,5 @@ class Capacity:
             if not told["asks"] and not told["running"]:
                 self._used_at.pop(pool.name, None)
             self._slots.granted(pool, granted, processes, is_short=is_short == 1)
+            if granted < told["had"]:  # what it had is free for others as soon as it says that it knows
+                self._kicked.set()

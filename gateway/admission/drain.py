@@ -40,12 +40,14 @@ class Drain:
             return None
         return (len(recent) - 1) / (now_s - recent[0])
 
-    def wait_s(self, class_name: str, ahead_in_class: int, ahead: int, slots: int, now_s: float) -> float:
+    def wait_s(
+        self, class_name: str, ahead_in_class: int, ahead: int, slots: int, longest_s: float, now_s: float
+    ) -> float:
         """When a request that came now would get a slot: `ahead_in_class` of its own class go first, `ahead` in all.
 
-        Before the queue has moved often enough: by the mean time that one of the `slots` is held, or a second.
+        Before the queue has moved often enough: by the mean time that one of the `slots` is held, or a second. Never
+        less than the `longest_s` that one of the class has waited already: it stands still, whatever it did before.
         """
         rate = self.rate(class_name, now_s)
-        if rate:
-            return min(MAX_RETRY_S, (ahead_in_class + 1) / rate)
-        return min(MAX_RETRY_S, (ahead + 1) * (self._held_s or 1.0) / max(1, slots))
+        wait_s = (ahead_in_class + 1) / rate if rate else (ahead + 1) * (self._held_s or 1.0) / max(1, slots)
+        return min(MAX_RETRY_S, max(wait_s, longest_s))

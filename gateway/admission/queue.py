@@ -7,7 +7,7 @@ requests reserve: who asks for long answers goes less often, and to have many re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 QUANTUM = 512  # tokens that a user's turn is worth
@@ -151,7 +151,7 @@ class Queue:
         if not self._length:
             return None
         priorities = sorted(self._tiers)
-        waiter = self._aged(priorities[1:], now_s) if self._since_aged + 1 >= AGED_EVERY else None
+        waiter = next(iter(self.aged(now_s, 1, priorities[1:])), None) if self._since_aged + 1 >= AGED_EVERY else None
         if waiter is not None:
             self._since_aged = 0
         else:
@@ -160,8 +160,18 @@ class Queue:
         waiter.leave()
         return waiter
 
-    def _aged(self, priorities: list[int], now_s: float) -> Waiter | None:
-        """The longest waiting of these that is aged."""
-        firsts = (next(iter(self._tiers[priority].waiters)) for priority in priorities)
-        aged = [waiter for waiter in firsts if waiter.aged_at <= now_s]
-        return min(aged, key=lambda waiter: waiter.since_s, default=None)
+    def aged(self, now_s: float, most: int, priorities: Iterable[int] | None = None) -> list[Waiter]:
+        """Aged ones, `most` of them, the longest waiting first; of each user only the first. `priorities`: of these."""
+        tiers = self._tiers.values() if priorities is None else (self._tiers[priority] for priority in priorities)
+        heads = (next(iter(mine)) for tier in tiers for mine in tier.users.values())
+        return sorted((head for head in heads if head.aged_at <= now_s), key=lambda head: head.since_s)[:most]
+
+    def longest_s(self, class_name: str, now_s: float) -> float:
+        """How long the first of the class has waited; 0 if none does."""
+        heads = (
+            next(iter(mine)).since_s
+            for tier in self._tiers.values()
+            for key, mine in tier.users.items()
+            if key[0] == class_name
+        )
+        return max((now_s - since_s for since_s in heads), default=0.0)

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gateway.admission.drain import Drain
-from gateway.admission.queue import Queue, Waiter
+from gateway.admission.queue import AGED_EVERY, Queue, Waiter
 from gateway.config.schema import ClassSection
 from gateway.domain.errors import PoolFull, QueueTimeout
 
+BEFORE_ALL = -1_000_000  # no class has such a priority
+MOVE_S = 1.0  # within which a request that failed gets a slot of another pool, or none
 HOLD_S = 3.0  # a process that does not tell of itself for so long holds nothing any more
 
 
@@ -60,10 +62,13 @@ class PoolSlots:
         return sum(self.running.values())
 
     @property
+    def usable(self) -> int:
+        """Slots that this process may use now."""
+        return min(self.granted, self.capacity) if self._clock() < self.until_s else 0
+
+    @property
     def free(self) -> int:
-        if self._clock() >= self.until_s:
-            return 0
-        return min(self.granted, self.capacity) - self.held
+        return self.usable - self.held
 
     @property
     def has_room(self) -> bool:
@@ -85,43 +90,44 @@ class PoolSlots:
         """More may be had by asking for it."""
         return (not self.is_short and self.granted < self.capacity) or self._clock() >= self.until_s
 
-    def asks(self) -> list[tuple[int, int]]:
-        """(priority, requests that run or wait)."""
+    def asks(self, now_s: float) -> list[tuple[int, int]]:
+        """(priority, requests that run or wait). For a tenth of the slots, or one, aged ones go before all others."""
         asks = dict(self.running)
         for priority, waiting in self.queue.by_priority():
             asks[priority] = asks.get(priority, 0) + waiting
+        for aged in self.queue.aged(now_s, max(1, self.capacity // AGED_EVERY)):
+            asks[aged.priority] -= 1
+            asks[BEFORE_ALL] = asks.get(BEFORE_ALL, 0) + 1
         return list(asks.items())
 
 
 class Slot:
     """The right to run one request on `pool`. Owned by whoever got it, who gives it back; twice does no harm."""
 
-    __slots__ = ("_bound", "_owner", "_priority", "_since_s", "pool")
+    __slots__ = ("_bound", "_owner", "_since_s", "class_name", "pool")
 
-    def __init__(self, owner: Slots, pool: str, bound: PoolSlots | None, priority: int, since_s: float) -> None:
+    def __init__(self, owner: Slots, pool: str, bound: PoolSlots | None, class_name: str, since_s: float) -> None:
         """`bound` None: the pool has no bound."""
         self.pool = pool
+        self.class_name = class_name
         self._owner = owner
         self._bound = bound
-        self._priority = priority
         self._since_s = since_s
 
     def release(self) -> None:
         bound, self._bound = self._bound, None
         if bound is not None:
-            self._owner.give_back(bound, self._priority, self._since_s)
+            self._owner.give_back(bound, self.class_name, self._since_s)
 
-    def move(self, pool: str) -> bool:
-        """The request goes on at another pool, if that has a slot for whoever comes now; else nothing changes."""
+    async def move(self, pool: str) -> bool:
+        """The request goes on at another pool, if that has a slot for it within MOVE_S; else nothing changes."""
         if pool == self.pool:
             return True
-        bound = self._owner.bound_of(pool)
-        if bound is not None and not bound.has_room:
+        other = await self._owner.other(pool, self.class_name)
+        if other is None:
             return False
         self.release()
-        self.pool, self._bound, self._since_s = pool, bound, self._owner.now_s()
-        if bound is not None:
-            bound.add(self._priority)
+        self.pool, self._bound, self._since_s = pool, other._bound, other._since_s
         return True
 
 
@@ -161,11 +167,10 @@ class Slots:
         for name in pools:
             pool = self._pools.get(name)
             if pool is None:
-                return Slot(self, name, None, 0, 0.0)
+                return Slot(self, name, None, class_name, 0.0)
             if pool.has_room:
-                priority = self._classes[class_name].priority
-                pool.add(priority)
-                return Slot(self, name, pool, priority, self._clock())
+                pool.add(self._classes[class_name].priority)
+                return Slot(self, name, pool, class_name, self._clock())
         return None
 
     async def wait(self, pools: Sequence[str], class_name: str, user: str, cost: int) -> Slot:
@@ -175,31 +180,44 @@ class Slots:
         """
         rules = self._classes[class_name]
         places = [self._pools[name] for name in pools]
-        if all(self._is_full(pool, class_name) for pool in places):
+        room = sum(max(0, pool.capacity - pool.granted) for pool in places if pool.may_grow)
+        if all(pool.queue.waiting(class_name) >= self._queue_max(pool, class_name) + room for pool in places):
             self._make_place(places, class_name, user)
-        began_s = self._clock()
-        waiter = Waiter(class_name, rules.priority, user, cost, began_s, rules.queue_s)
+        waiter = Waiter(class_name, rules.priority, user, cost, self._clock(), rules.queue_s)
+        slot = await self._turn(places, waiter, rules.queue_s)
+        if slot is None:
+            raise self._timeout(places, class_name, rules.queue_s)
+        return slot
+
+    async def other(self, name: str, class_name: str) -> Slot | None:
+        """A slot of that pool for a request that has failed at its own; None when it has none to give within MOVE_S."""
+        taken = self.take([name], class_name)
+        if taken is not None or not (pool := self._pools[name]).may_grow:
+            return taken
+        waiter = Waiter(class_name, self._classes[class_name].priority, "", 1, self._clock(), MOVE_S)
+        try:
+            return await self._turn([pool], waiter, MOVE_S)
+        except PoolFull:  # others have them
+            return None
+
+    async def _turn(self, places: Sequence[PoolSlots], waiter: Waiter, within_s: float) -> Slot | None:
+        """Stands in the queues of these pools until one has a slot; None when none had within that time."""
         for pool in places:
             pool.queue.add(waiter)
             self._pump(pool)
         if any(pool.may_grow for pool in places):
             self.kick()
-        given: Slot | None = None
         try:
-            async with asyncio.timeout(rules.queue_s):
-                given = self._given(await waiter.future, rules.priority)
-        except TimeoutError as exc:
-            given = self._given_meanwhile(waiter)
-            if given is None:
-                waiter.leave()
-                raise self._timeout(places, class_name, rules.queue_s) from exc
+            async with asyncio.timeout(within_s):
+                return self._given(await waiter.future, waiter.class_name)
+        except TimeoutError:
+            return self._given_meanwhile(waiter)
         except BaseException:
             if (late := self._given_meanwhile(waiter)) is not None:
                 late.release()
             raise
         finally:
             waiter.leave()
-        return given
 
     def granted(self, pool: PoolSlots, slots: int, processes: int, *, is_short: bool) -> None:
         """This process's part, for HOLD_S: those whose turn it is go, and who came in vain is told."""
@@ -217,14 +235,8 @@ class Slots:
 
     # --- for a slot ---------------------------------------------------------------------------------------------------
 
-    def bound_of(self, pool: str) -> PoolSlots | None:
-        return self._pools.get(pool)
-
-    def now_s(self) -> float:
-        return self._clock()
-
-    def give_back(self, pool: PoolSlots, priority: int, since_s: float) -> None:
-        pool.remove(priority)
+    def give_back(self, pool: PoolSlots, class_name: str, since_s: float) -> None:
+        pool.remove(self._classes[class_name].priority)
         pool.drain.held(self._clock() - since_s)
         if pool.free > 0:
             self._pump(pool)
@@ -233,14 +245,14 @@ class Slots:
 
     # --- within -------------------------------------------------------------------------------------------------------
 
-    def _given(self, name: str, priority: int) -> Slot:
+    def _given(self, name: str, class_name: str) -> Slot:
         """`_pump` has counted it already."""
-        return Slot(self, name, self._pools[name], priority, self._clock())
+        return Slot(self, name, self._pools[name], class_name, self._clock())
 
     def _given_meanwhile(self, waiter: Waiter) -> Slot | None:
         future = waiter.future
         if future.done() and not future.cancelled() and future.exception() is None:
-            return self._given(future.result(), waiter.priority)
+            return self._given(future.result(), waiter.class_name)
         return None
 
     def _pump(self, pool: PoolSlots) -> None:
@@ -268,10 +280,6 @@ class Slots:
         """This process's part of it."""
         return -(-self._classes[class_name].queue_max // pool.processes)
 
-    def _is_full(self, pool: PoolSlots, class_name: str) -> bool:
-        most = self._queue_max(pool, class_name) + (max(0, pool.capacity - pool.granted) if pool.may_grow else 0)
-        return pool.queue.waiting(class_name) >= most
-
     def _full(self, places: Sequence[PoolSlots], class_name: str) -> PoolFull:
         waiting = min(pool.queue.waiting(class_name) for pool in places)
         return PoolFull(
@@ -283,7 +291,7 @@ class Slots:
 
     def _timeout(self, places: Sequence[PoolSlots], class_name: str, queue_s: float) -> QueueTimeout:
         return QueueTimeout(
-            f"No slot of {_slots_of(places)} came free within {queue_s:g} s, as long as class '{class_name}' waits. "
+            f"None of the {_slots_of(places)} came free within {queue_s:g} s, as long as class '{class_name}' waits. "
             "Try again later.",
             param="model",
             retry_after_s=self._retry_s(places, class_name),
@@ -297,7 +305,8 @@ class Slots:
                 class_name,
                 pool.queue.waiting(class_name),
                 sum(waiting for other, waiting in pool.queue.by_priority() if other <= priority),
-                min(pool.granted, pool.capacity),
+                pool.usable,
+                pool.queue.longest_s(class_name, now_s),
                 now_s,
             )
             for pool in places

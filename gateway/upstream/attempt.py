@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -76,7 +76,7 @@ class Attempts:
                     or refused >= MAX_REFUSED
                     or asked >= self._retry.attempts
                     or spent_s > self._retry.within_s
-                    or (after := next((r for r in rest if journey.may_enter(r.pool)), None)) is None
+                    or (after := await _next(rest, journey)) is None
                     or (asked and not self._budget.take())
                 ):
                     raise
@@ -148,6 +148,14 @@ class Attempts:
                 raise
             log.warning("replica %s could not count a prompt: %s", replica.id, exc)
             return None
+
+
+async def _next(rest: Iterator[ReplicaRecord], journey: Journey) -> ReplicaRecord | None:
+    """The first of those that are left whose pool has a slot for the request."""
+    for replica in rest:
+        if journey.may_enter is None or await journey.may_enter(replica.pool):
+            return replica
+    return None
 
 
 def headers_for(

@@ -6,7 +6,7 @@ Made by dispatch, filled by attempt.py and forward.py, read by dispatch when the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,7 +65,7 @@ class Journey:
     settle: Callable[[Outcome], None]
     prompt_tokens: int  # counted or estimated beforehand; holds where the engine does not tell
     was_clamped: bool
-    may_enter: Callable[[str], bool] = lambda pool: True  # is there a slot for it at another pool? Then it has that now
+    may_enter: Callable[[str], Awaitable[bool]] | None = None  # is there a slot at that pool? Then it has that now
     was_sent: bool = False  # to an engine, which may have begun to read the prompt
     usage: Usage | None = None  # of a plain reply
     tap: Tap | None = None  # of a stream

@@ -6,7 +6,7 @@ import asyncio
 from typing import cast
 
 from fakes.redis_process import RedisProcess
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -81,6 +81,12 @@ class World:
                     await asyncio.sleep(0)
                 case "tell":
                     await process.capacity.exchange()
+                case "ask meanwhile":  # what is asked for between the call and its reply finds what was granted before
+                    call = asyncio.create_task(process.capacity.exchange())
+                    await asyncio.sleep(0)
+                    for _ in range(3):
+                        await process.ask("batch")
+                    await call
                 case _:
                     await self.kill(number)
             await asyncio.sleep(0)
@@ -102,13 +108,22 @@ class World:
 
 
 steps = st.tuples(
-    st.sampled_from(["interactive", "batch", "batch", "end", "end", "leave", "tell", "tell", "tell", "kill"]),
+    st.sampled_from(
+        ["interactive", "batch", "batch", "end", "end", "leave", "tell", "tell", "tell", "ask meanwhile", "kill"]
+    ),
     st.integers(0, 2),
     st.integers(1, 6),
 )
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(
+    bound=4,
+    plan=[
+        *[("batch", 0, 2), ("tell", 0, 1), ("end", 0, 2), ("batch", 1, 4), ("tell", 1, 1)],
+        *[("ask meanwhile", 0, 1), ("tell", 1, 1)],
+    ],
+)
 @given(bound=st.integers(1, 12), plan=st.lists(steps, max_size=40))
 def test_never_more_than_the_slots_and_none_unused(
     redis_process: RedisProcess, bound: int, plan: list[tuple[str, int, int]]

@@ -139,5 +139,5 @@ def test_a_pool_with_a_bound_says_how_full_it_is(run: Callable[..., Result]) -> 
 
 
 def test_what_redis_holds_of_a_pool_counts_only_processes_that_live() -> None:
-    fields = {b"a": b"4;2000;3;0:5,10:7", b"b": b"2;2000;0;0:0", b"dead": b"9;999;9;0:99"}
+    fields = {b"a": b"4;2000;3;900;0:5,10:7", b"b": b"2;2000;0;0;0:0", b"dead": b"9;999;9;900;0:99"}
     assert use_in(fields, 1000) == (3, 9)

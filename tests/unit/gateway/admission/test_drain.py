@@ -42,7 +42,9 @@ async def test_retry_after_is_true_within_a_third_in_a_steady_state(slots: int, 
                 ahead = queue.waiting("chat")
                 waiter = Waiter("chat", 0, "user:a", 1, now_s, 1e9)
                 if ahead == queue_max - 1 and now_s > until_s / 4:
-                    told.append((drain.wait_s("chat", ahead, ahead, slots, now_s), waiter))
+                    told.append(
+                        (drain.wait_s("chat", ahead, ahead, slots, queue.longest_s("chat", now_s), now_s), waiter)
+                    )
                 queue.add(waiter)
         fill()
     truths = [(said_s, went_s[waiter] - waiter.since_s) for said_s, waiter in told if waiter in went_s]
@@ -53,10 +55,10 @@ async def test_retry_after_is_true_within_a_third_in_a_steady_state(slots: int, 
 
 def test_before_the_queue_has_moved_the_slots_own_time_tells() -> None:
     drain = Drain()
-    assert drain.wait_s("chat", 3, 3, 4, 10.0) == pytest.approx(1.0)  # nothing known: a slot lasts a second
+    assert drain.wait_s("chat", 3, 3, 4, 0.0, 10.0) == pytest.approx(1.0)  # nothing known: a slot lasts a second
     for _ in range(100):
         drain.held(5.0)
-    assert drain.wait_s("chat", 3, 7, 4, 10.0) == pytest.approx(8 * 5.0 / 4)
+    assert drain.wait_s("chat", 3, 7, 4, 0.0, 10.0) == pytest.approx(8 * 5.0 / 4)
 
 
 def test_a_class_is_told_by_its_own_pace() -> None:
@@ -65,15 +67,21 @@ def test_a_class_is_told_by_its_own_pace() -> None:
         drain.moved("fast", number / 10)
         if number % 4 == 0:
             drain.moved("slow", number / 10)
-    assert drain.wait_s("fast", 9, 9, 1, 3.9) == pytest.approx(1.0)
-    assert drain.wait_s("slow", 9, 19, 1, 3.9) == pytest.approx(4.0, rel=0.15)
+    assert drain.wait_s("fast", 9, 9, 1, 0.0, 3.9) == pytest.approx(1.0)
+    assert drain.wait_s("slow", 9, 19, 1, 0.0, 3.9) == pytest.approx(4.0, rel=0.15)
 
 
 def test_a_queue_that_stands_still_gets_slower_by_the_second_and_its_past_is_forgotten() -> None:
     drain = Drain()
     for number in range(20):
         drain.moved("chat", number / 10)
-    soon, later = (drain.wait_s("chat", 0, 0, 1, now_s) for now_s in (2.0, 20.0))
+    soon, later = (drain.wait_s("chat", 0, 0, 1, 0.0, now_s) for now_s in (2.0, 20.0))
     assert later > 5 * soon
     assert drain.rate("chat", 100.0) is None
-    assert drain.wait_s("chat", 10**9, 0, 1, 2.0) == 3600.0
+    assert drain.wait_s("chat", 10**9, 0, 1, 0.0, 2.0) == 3600.0
+
+
+def test_who_is_refused_by_a_queue_that_stands_still_is_told_no_less_than_it_has_stood() -> None:
+    drain = Drain()
+    drain.held(0.3)  # long ago, when all was well
+    assert drain.wait_s("chat", 0, 0, 1, 61.0, 100.0) == 61.0

@@ -108,3 +108,13 @@ async def test_the_newest_of_a_class_are_named_last_come_first() -> None:
     queue = filled(*waiters, waiter(priority=5))
     assert queue.newest("class-0", 2) == [waiters[3], waiters[2]]
     assert queue.newest("class-0", 0) == queue.newest("class-0", -1) == []
+
+
+async def test_an_aged_request_is_found_behind_one_of_a_more_patient_class_of_the_same_priority() -> None:
+    patient = Waiter("patient", 10, "user:a", 100, 0.0, 3600)
+    hasty = Waiter("hasty", 10, "user:a", 100, 0.0, 4)
+    queue = filled(patient, hasty)
+    for _ in range(60):
+        queue.add(waiter(priority=0, since_s=3.0))
+    served = [queue.pop(3.0) for _ in range(AGED_EVERY + 1)]
+    assert hasty in served and patient not in served

@@ -238,9 +238,9 @@ async def test_processes_share_the_places_in_the_queue() -> None:
 async def test_a_request_that_goes_on_at_another_pool_takes_a_slot_there_and_leaves_its_own() -> None:
     world = World("a", "b", bound=1)
     slot = world.take("batch", "a")
-    assert slot.move("a") and slot.move("b")
+    assert await slot.move("a") and await slot.move("b")
     assert [pool.held for pool in world.slots.pools()] == [0, 1]
-    assert slot.move("cloud")
+    assert await slot.move("cloud")
     slot.release()
     assert [pool.held for pool in world.slots.pools()] == [0, 0]
 
@@ -248,7 +248,7 @@ async def test_a_request_that_goes_on_at_another_pool_takes_a_slot_there_and_lea
 async def test_a_request_cannot_go_on_at_a_pool_that_is_full() -> None:
     world = World("a", "b", bound=1)
     slot, other = world.take("batch", "a"), world.take("batch", "b")
-    assert not slot.move("b") and slot.pool == "a"
+    assert not await slot.move("b") and slot.pool == "a"
     other.release()
     task = await world.waiting("batch", "a", "b")
     assert (await task).pool == "b"
@@ -297,3 +297,24 @@ async def test_who_waits_for_a_pool_that_is_full_for_sure_makes_no_calls() -> No
         task.cancel()
     for slot in taken:
         slot.release()
+
+
+async def test_a_request_that_goes_on_at_a_pool_that_nobody_has_asked_for_yet_asks() -> None:
+    world = World("a", "b", bound=1)
+    first, second = world.slots.pools()
+    world.grant(second, 0)
+    slot = world.take("batch", "a")
+    moving = asyncio.create_task(slot.move("b"))
+    await asyncio.sleep(0)
+    assert world.kicks == 1 and slot.pool == "a"
+    world.grant(second, 1)
+    assert await moving and slot.pool == "b"
+    assert (first.held, second.held) == (0, 1)
+
+
+async def test_a_batch_request_that_comes_from_a_pool_without_a_bound_stays_one_of_batch() -> None:
+    world = World()
+    slot = world.take("batch", "cloud")
+    assert await slot.move("chat")
+    assert world.pool.asks(world.now_s) == [(10, 1)]
+    slot.release()
