@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What vLLM 0.32 makes of one part depends on the model and the picture: Qwen2-VL one token for 28 x 28 pixels, up to
-# 16,384 (its makers advise 256 to 1,280); Pixtral one for 16 x 16, up to 4,096 and a mark for each row; LLaVA-1.5 576
-# and LLaVA-NeXT up to 2,928 whatever it shows; Gemma 3 256.
+# What an engine makes of one part depends on the model and the picture. Read in vLLM 0.32: Pixtral one token for
+# 16 x 16 pixels and a mark for each row; in its issue 20123: Qwen2-VL up to 16,384. As their makers are known to say,
+# not looked up again: Qwen2-VL one for 28 x 28, 256 to 1,280 advised; LLaVA-1.5 576 and LLaVA-NeXT up to 2,928 whatever
+# it shows; Gemma 3 256.
 IMAGE_TOKENS = 1280
 AUDIO_TOKENS = 750  # 30 s, all that Qwen2-Audio hears of a recording: 25 a second
 VIDEO_TOKENS = 6272  # LLaVA-OneVision: 196 for each of the 32 frames that vLLM takes of a film
