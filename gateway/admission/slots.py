@@ -28,6 +28,7 @@ class PoolSlots:
         "_clock",
         "drain",
         "granted",
+        "held",
         "is_short",
         "name",
         "per_replica",
@@ -49,6 +50,7 @@ class PoolSlots:
         self.is_short = False  # that is less than it asked for
         self.processes = 1  # that ask for slots of this pool
         self.running: dict[int, int] = {}  # requests that hold a slot, by priority; no zeros
+        self.held = 0  # all of those
         self.queue = Queue()
         self.drain = Drain()
 
@@ -56,10 +58,6 @@ class PoolSlots:
     def capacity(self) -> int:
         """Of the pool as a whole."""
         return self.per_replica * self.replicas(self.name)
-
-    @property
-    def held(self) -> int:
-        return sum(self.running.values())
 
     @property
     def usable(self) -> int:
@@ -77,8 +75,10 @@ class PoolSlots:
 
     def add(self, priority: int) -> None:
         self.running[priority] = self.running.get(priority, 0) + 1
+        self.held += 1
 
     def remove(self, priority: int) -> None:
+        self.held -= 1
         left = self.running[priority] - 1
         if left:
             self.running[priority] = left
@@ -238,10 +238,10 @@ class Slots:
     def give_back(self, pool: PoolSlots, class_name: str, since_s: float) -> None:
         pool.remove(self._classes[class_name].priority)
         pool.drain.held(self._clock() - since_s)
-        if pool.free > 0:
-            self._pump(pool)
-        else:
+        if pool.held >= pool.granted:
             self.kick()  # it is another process's now
+        elif pool.queue:
+            self._pump(pool)
 
     # --- within -------------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ def pools_to_wait_for(order: PoolOrder, candidates: Sequence[ReplicaRecord]) -> 
 
     That a target is full is no reason to fall back: it can serve, a little later.
     """
+    if len(candidates) == 1:
+        return [candidates[0].pool]
     pools = list(dict.fromkeys(replica.pool for replica in candidates))
     if len(pools) == 1:
         return pools
